@@ -3,5 +3,43 @@
 NumPy and pluggy only. A policy author needs to read this folder alone.
 """
 
+from ecospec.policies.builtin import Confidence, GlobalCost, MarginalCost, Oracle
+from ecospec.policies.contract import (
+    CostModel,
+    ExpertNeed,
+    Policy,
+    Selection,
+    SelectionError,
+    SelectionRequest,
+    run_policy,
+    validate_selection,
+)
+from ecospec.policies.experts import ExpertSets, count_pairs
+from ecospec.policies.hookspecs import hookimpl
+from ecospec.policies.spec import Registry, parse_spec, split_specs
+from ecospec.policies.tree import DraftTree
+
+__all__ = [
+    "Confidence",
+    "CostModel",
+    "DraftTree",
+    "ExpertNeed",
+    "ExpertSets",
+    "GlobalCost",
+    "MarginalCost",
+    "Oracle",
+    "Policy",
+    "Registry",
+    "Selection",
+    "SelectionError",
+    "SelectionRequest",
+    "count_pairs",
+    "hookimpl",
+    "parse_spec",
+    "run_policy",
+    "split_specs",
+    "validate_selection",
+]
+
 if __name__ != "ecospec.policies":
     raise ImportError("import ecospec.policies, not policies (run: pip install -e .)")

@@ -1,0 +1,204 @@
+"""Finds the installed plugins and fills the registries of policies and predictors.
+
+The order is pluggy's usual one: hook specifications, then entry points, then the built-ins, which are
+plugins like any other. A plugin that does not work is named in a warning and left out, so that it
+cannot stop a run that does not use it; asking for it is an error that says what is wrong with it.
+
+`ECOSPEC_PLUGINS` limits the entry points to a comma-separated list of their names; set but empty, it
+allows none, as under test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any, Final
+
+import pluggy
+
+import ecospec.policies.hookspecs
+import ecospec.predictors.hookspecs
+from ecospec.errors import UserError, nearest
+from ecospec.policies import Policy, Registry, parse_spec
+
+ENTRY_POINT_GROUP: Final = "ecospec"
+ENVIRONMENT_VARIABLE: Final = "ECOSPEC_PLUGINS"
+BUILTIN_PROVIDER: Final = "ecospec"
+BUILTIN_MODULES: Final = ("ecospec.policies.builtin",)
+
+logger = logging.getLogger("ecospec.plugins")
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """A plugin, or one class of a plugin, that was left out."""
+
+    name: str
+    """The entry point's name."""
+    provider: str
+    """The distribution that installed it, with its version."""
+    error: str
+    """What is wrong, in one line."""
+    claims: frozenset[str]
+    """What a user may type who means it."""
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} ({self.provider}) was left out: {self.error}"
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """All that is installed, by name."""
+
+    policies: Registry[Policy] = field(default_factory=lambda: Registry("policy", Policy))
+    predictors: Registry[Any] = field(default_factory=lambda: Registry("predictor"))
+    broken: list[BrokenPlugin] = field(default_factory=list)
+
+    def create_policy(self, spec: str) -> Policy:
+        """The policy that a spec such as `marginal:epsilon=0.5` describes.
+
+        Raises:
+            UserError: see `Registry.create`; also when a broken plugin claims the name.
+        """
+        return self._create(self.policies, spec)
+
+    def create_predictor(self, spec: str) -> Any:
+        """The predictor that a spec describes; raises as `create_policy` does."""
+        return self._create(self.predictors, spec)
+
+    def _create(self, registry: Registry[Any], spec: str) -> Any:
+        name, _ = parse_spec(spec)
+        claimants = [plugin for plugin in self.broken if name in plugin.claims]
+        if claimants:
+            raise UserError(
+                f"{registry.kind} {name!r}: {claimants[0]}; mend or uninstall it, "
+                f"or leave it out of {ENVIRONMENT_VARIABLE}"
+            )
+        try:
+            registry.get(name)
+        except UserError as error:
+            if not self.broken:
+                raise
+            reasons = "; ".join(map(str, self.broken))
+            raise UserError(f"{error}; it may belong to a broken plugin: {reasons}") from None
+        return registry.create(spec)
+
+
+def load_plugins() -> Plugins:
+    """Load every allowed plugin, warning about each that does not work.
+
+    Raises:
+        UserError: `ECOSPEC_PLUGINS` names a plugin that is not installed.
+    """
+    manager = pluggy.PluginManager("ecospec")
+    manager.add_hookspecs(ecospec.policies.hookspecs)
+    manager.add_hookspecs(ecospec.predictors.hookspecs)
+
+    plugins = Plugins()
+    providers: list[tuple[str, str]] = []
+    for entry_point in _allowed_entry_points():
+        provider = _provider(entry_point)
+        try:
+            _register(manager, entry_point.load(), entry_point.name)
+        except Exception as error:
+            _leave_out(plugins, entry_point.name, provider, error)
+        else:
+            providers.append((entry_point.name, provider))
+
+    for module in BUILTIN_MODULES:
+        manager.register(importlib.import_module(module), module)
+
+    # The built-ins' classes come first, so that it is the newcomer who is refused a taken name.
+    for name, provider in [*((module, BUILTIN_PROVIDER) for module in BUILTIN_MODULES), *providers]:
+        _collect(manager, plugins, name, provider)
+    return plugins
+
+
+def _allowed_entry_points() -> list[EntryPoint]:
+    """Those that `ECOSPEC_PLUGINS` allows, in an order that does not depend on the installation."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ordered = sorted(found, key=lambda each: (each.name, each.value, _provider(each)))
+    allowed = os.environ.get(ENVIRONMENT_VARIABLE)
+    if allowed is None:
+        return ordered
+    names = [name.strip() for name in allowed.split(",") if name.strip()]
+    for name in names:
+        if name not in found.names:
+            raise UserError(
+                f"{ENVIRONMENT_VARIABLE} names {name!r}, which is not an installed plugin: "
+                f"{nearest(name, found.names)}"
+            )
+    return [entry_point for entry_point in ordered if entry_point.name in names]
+
+
+def _provider(entry_point: EntryPoint) -> str:
+    distribution = entry_point.dist
+    return f"{distribution.name} {distribution.version}" if distribution else "unknown distribution"
+
+
+def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
+    """Register one plugin, or raise and leave the manager as it was.
+
+    A misspelt hook or a forgotten `hookimpl` would otherwise be a plugin that does nothing, silently.
+    """
+    if isinstance(plugin, type):
+        raise TypeError(f"the entry point names the class {plugin.__name__}; expected the module around it")
+    manager.register(plugin, name)
+    try:
+        manager.check_pending()
+        if not manager.get_hookcallers(plugin):
+            raise TypeError("it implements no hook; mark ecospec_policies with @ecospec.policies.hookimpl")
+    except Exception:
+        manager.unregister(plugin)
+        raise
+
+
+def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provider: str) -> None:
+    """Call the hooks of one plugin, and register the classes that it returns."""
+    plugin = manager.get_plugin(name)
+    others = [other for other in manager.get_plugins() if other is not plugin]
+    registries: dict[str, Registry[Any]] = {
+        "ecospec_policies": plugins.policies,
+        "ecospec_predictors": plugins.predictors,
+    }
+    for hook, registry in registries.items():
+        call = manager.subset_hook_caller(hook, remove_plugins=others)
+        try:
+            classes = [cls for returned in call() for cls in _as_list(hook, returned)]
+        except Exception as error:
+            _leave_out(plugins, name, provider, error)
+            continue
+        for cls in classes:
+            try:
+                registry.register(cls, provider)
+            except Exception as error:
+                _leave_out(plugins, name, provider, error, claims=_names_of(cls))
+
+
+def _as_list(hook: str, returned: object) -> Iterable[Any]:
+    if not isinstance(returned, list | tuple):
+        raise TypeError(f"{hook} returned a {type(returned).__name__}, expected a list of classes")
+    return returned
+
+
+def _names_of(cls: object) -> Iterator[str]:
+    aliases = getattr(cls, "aliases", ())
+    candidates = (getattr(cls, "name", None), *(aliases if isinstance(aliases, tuple | list) else ()))
+    return (name for name in candidates if isinstance(name, str))
+
+
+def _leave_out(
+    plugins: Plugins, name: str, provider: str, error: Exception, claims: Iterable[str] = ()
+) -> None:
+    if provider == BUILTIN_PROVIDER:
+        raise error  # a bug of ours keeps its traceback
+    message = " ".join(str(error).split())
+    reason = message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
+    broken = BrokenPlugin(name, provider, reason, frozenset(claims) or frozenset({name}))
+    plugins.broken.append(broken)
+    logger.warning("%s", broken)

@@ -1,0 +1,128 @@
+"""The four policies of the paper (EcoSpec, arXiv 2607.12696), registered like anyone else's.
+
+Each grows the selection S from the root, one node at a time, and so keeps it prefix-closed: a node is
+a candidate once its parent is in S. The paper ranks *all* unselected nodes instead and shows that the
+result is prefix-closed anyway (Section 4.2): a parent is at least as likely as its child, and its
+footprint is a subset of the child's, so it scores at least as high, and the tie goes to the shallower
+node. Both give the same selection whenever P does not rise along a path, as is the case for draft path
+probabilities; for acceptance estimates that do rise, only the candidates below are still valid.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ecospec.errors import UserError
+from ecospec.policies.arrays import FloatArray
+from ecospec.policies.contract import ExpertNeed, Policy, SelectionRequest
+from ecospec.policies.experts import count_pairs
+from ecospec.policies.hookspecs import hookimpl
+from ecospec.policies.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Confidence(Policy):
+    """Verify the nodes most likely to be accepted, whatever they cost: score P(i).
+
+    What ordinary drafters do, and the baseline that every other policy is compared with.
+    """
+
+    name: ClassVar[str] = "confidence"
+
+    def select(self, request: SelectionRequest) -> list[int]:
+        return grow_by_score(request.tree, request.budget, request.node_scores)
+
+
+@dataclass(frozen=True)
+class _CostAware(Policy):
+    """A policy that divides by a number of experts, which may be zero."""
+
+    epsilon: float = field(
+        default=1e-6,
+        metadata={"help": "experts added to every cost, so that a node that costs none still has a score"},
+    )
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise UserError(
+                f"policy {self.name!r}: epsilon must be a finite number above 0, got {self.epsilon}"
+            )
+
+
+@dataclass(frozen=True)
+class GlobalCost(_CostAware):
+    """Acceptance per expert of the whole path: score P(i) / (|path footprint| + ε).
+
+    Blind to what the selected nodes already cover, it pays for shared experts again and again.
+    """
+
+    name: ClassVar[str] = "global-cost"
+    needs: ClassVar[ExpertNeed] = ExpertNeed.PREDICTED
+
+    def select(self, request: SelectionRequest) -> list[int]:
+        scores = request.node_scores / (request.path_footprints().counts() + self.epsilon)
+        return grow_by_score(request.tree, request.budget, scores)
+
+
+@dataclass(frozen=True)
+class MarginalCost(_CostAware):
+    """Acceptance per newly activated expert: score P(i) / (|path footprint \\ B| + ε).
+
+    EcoSpec's Algorithm 1. The buffer B starts from B₀ and takes in the path footprint of each pick,
+    so experts are paid for once, and a node that needs no new ones is next to free.
+    """
+
+    name: ClassVar[str] = "marginal-cost"
+    aliases: ClassVar[tuple[str, ...]] = ("marginal",)
+    needs: ClassVar[ExpertNeed] = ExpertNeed.PREDICTED
+
+    def select(self, request: SelectionRequest) -> list[int]:
+        tree, acceptance = request.tree, request.node_scores
+        children, depths = tree.children, tree.depths
+        footprints = request.path_footprints().bits
+        buffer = request.initial_buffer() | footprints[0]
+        selected = [0]
+        candidates = list(children[0])
+        while candidates and len(selected) < request.budget:
+            marginal_costs = count_pairs(footprints[candidates] & ~buffer)
+            scores = acceptance[candidates] / (marginal_costs + self.epsilon)
+            ranks = zip((-scores).tolist(), depths[candidates].tolist(), candidates, strict=True)
+            _, _, pick = min(ranks)  # the best score; ties: the shallower node, then the lower index
+            buffer |= footprints[pick]
+            selected.append(pick)
+            candidates.remove(pick)
+            candidates.extend(children[pick])
+        return selected
+
+
+@dataclass(frozen=True)
+class Oracle(MarginalCost):
+    """The marginal-cost policy given the target's true routing: the bound that a predictor aims at."""
+
+    name: ClassVar[str] = "oracle"
+    needs: ClassVar[ExpertNeed] = ExpertNeed.ORACLE
+
+
+def grow_by_score(tree: DraftTree, budget: int, scores: FloatArray) -> list[int]:
+    """Repeatedly take the best-scoring node whose parent is taken, until `budget` nodes are.
+
+    For scores that do not depend on the selection: float64[N]. The root comes first whatever its score.
+    Ties go to the shallower node, then to the lower index.
+    """
+    ranks = list(zip((-scores).tolist(), tree.depths.tolist(), range(tree.size), strict=True))
+    selected: list[int] = []
+    candidates = [ranks[0]]
+    while candidates and len(selected) < budget:
+        _, _, pick = heapq.heappop(candidates)
+        selected.append(pick)
+        for child in tree.children[pick]:
+            heapq.heappush(candidates, ranks[child])
+    return selected
+
+
+@hookimpl
+def ecospec_policies() -> list[type[Policy]]:
+    return [Confidence, GlobalCost, MarginalCost, Oracle]

@@ -1,0 +1,136 @@
+"""The one training loop: resumable, with a log, a progress bar and a cosine schedule.
+
+A batch is a function of the step alone, so that a run that was stopped and resumed sees what an unbroken
+one sees. It lives in this room because the rooms above (the harness's target and drafter) may import it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from ecospec.errors import UserError
+
+CHECKPOINT = "checkpoint.pt"
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long and how fast to train. ``seconds`` (0: no bound) stops early, with the schedule following
+    whichever of the two bounds is nearer."""
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int = 50
+    final_share: float = 0.05
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seconds: float = 0.0
+    checkpoint_every_seconds: float = 120.0
+    evaluate_every: int = 200
+
+
+def scheduled_rate(config: LoopConfig, progress: float, step: int) -> float:
+    """Linear warm-up, then a cosine from 1 to ``final_share`` over ``progress`` in [0, 1]."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return config.learning_rate * warm * (config.final_share + (1 - config.final_share) * cosine)
+
+
+def train(
+    module: nn.Module,
+    loss: Callable[[int, float], tuple[Tensor, Mapping[str, float]]],
+    config: LoopConfig,
+    folder: Path,
+    *,
+    evaluate: Callable[[], Mapping[str, float]] | None = None,
+    resume: bool = False,
+    title: str = "train",
+) -> dict[str, Any]:
+    """Minimise ``loss(step, progress)``, which returns the scalar to differentiate and figures to log.
+
+    Returns the last logged figures with ``steps`` and ``train_seconds``. The folder gets ``checkpoint.pt``
+    (rewritten atomically) and ``log.jsonl``.
+
+    Raises:
+        UserError: the folder already holds a run and ``resume`` is off, or the other way round.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / CHECKPOINT
+    if path.exists() and not resume:
+        raise UserError(f"{folder} already holds a training run; give --resume, or another --output")
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    decayed = [p for p in parameters if p.dim() > 1]
+    other = [p for p in parameters if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}],
+        lr=config.learning_rate,
+        betas=(0.9, 0.95),
+    )
+    step, elapsed = 0, 0.0
+    if resume and path.exists():
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        module.load_state_dict(state["module"], strict=False)
+        optimizer.load_state_dict(state["optimizer"])
+        step, elapsed = int(state["step"]), float(state["elapsed"])
+    figures: dict[str, Any] = {}
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    began = last_saved = time.monotonic()
+    before = elapsed
+    with Progress(*columns) as bar, (folder / LOG).open("a", encoding="utf-8") as log:
+        task = bar.add_task(title, total=config.steps, completed=step)
+        while step < config.steps and not (config.seconds and elapsed >= config.seconds):
+            progress = step / config.steps
+            if config.seconds:
+                progress = max(progress, elapsed / config.seconds)
+            rate = scheduled_rate(config, progress, step)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            module.train()
+            value, seen = loss(step, progress)
+            value.backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+            if not math.isfinite(float(norm)):
+                raise RuntimeError(f"step {step}: the gradient norm is {float(norm)}")
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            now = time.monotonic()
+            elapsed = before + now - began
+            figures = {"step": step, "seconds": round(elapsed, 1), "rate": rate, **seen}
+            done = step == config.steps or bool(config.seconds and elapsed >= config.seconds)
+            if evaluate and (done or step % config.evaluate_every == 0):
+                module.eval()
+                with torch.no_grad():
+                    figures.update(evaluate())
+            log.write(json.dumps(figures) + "\n")
+            log.flush()
+            shown = " ".join(f"{k} {v:.3f}" for k, v in seen.items())
+            bar.update(task, completed=step, description=f"{title} {shown}")
+            if done or now - last_saved > config.checkpoint_every_seconds:
+                save_checkpoint(path, module, optimizer, step, elapsed)
+                last_saved = now
+    return {**figures, "steps": step, "train_seconds": round(elapsed, 1)}
+
+
+def save_checkpoint(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float
+) -> None:
+    """Write the trainable parameters and the optimiser's state; a kill leaves the old or the new file."""
+    trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    partial = path.with_suffix(".partial")
+    torch.save(
+        {"module": trainable, "optimizer": optimizer.state_dict(), "step": step, "elapsed": elapsed}, partial
+    )
+    os.replace(partial, path)

@@ -1,0 +1,81 @@
+"""The bridge to lm-eval: a task file and rows in memory become the requests that lm-eval would send.
+
+Nothing of the prompt is built here: few-shot building, delimiters and stop sequences are lm-eval's own, so
+that a number measured on a suite is about the same text as anyone else's. Only the source of the rows is
+replaced, through `custom_dataset`, which keeps lm-eval off the network and off the data sets' cache folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt as lm-eval sends it to a model, and the text it is scored against."""
+
+    prompt: str
+    stop: tuple[str, ...]
+    reference: str
+
+
+def load_task(
+    folder: Path,
+    name: str,
+    *,
+    splits: Mapping[str, Sequence[Mapping[str, Any]]],
+    columns: Iterable[str],
+) -> Any:
+    """lm-eval's task `name` of the task file in `folder`, over the rows in `splits`.
+
+    Only `columns` are handed on, since rows may differ in the type of any other column, which a `Dataset`
+    cannot hold.
+    """
+    from datasets import Dataset
+    from lm_eval.tasks import TaskManager
+
+    kept = list(columns)
+
+    def custom_dataset(**_: Any) -> dict[str, Any]:
+        return {
+            split: Dataset.from_list([{column: row[column] for column in kept} for row in rows])
+            for split, rows in splits.items()
+        }
+
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    # A task named inside a group is the one spec that lets lm-eval lay a setting over a task file.
+    group = {"group": "ecospec", "task": [{"task": name, "custom_dataset": custom_dataset}]}
+    return manager.load(group)["tasks"][name]
+
+
+def render(task: Any, num_fewshot: int) -> Iterator[Request]:
+    """The requests of `task`, in the order of its rows, by the calls that lm-eval's evaluator makes."""
+    for doc in task.eval_docs:
+        context = task.fewshot_context(doc=doc, num_fewshot=num_fewshot, gen_prefix=task.doc_to_prefix(doc))
+        prompt, generation = task.construct_requests(doc=doc, ctx=context).args
+        until = generation["until"]
+        stop = (until,) if isinstance(until, str) else tuple(until)
+        yield Request(prompt=prompt, stop=stop, reference=str(task.doc_to_target(doc)))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps warnings and log lines of lm-eval and its dependencies from the user's terminal.
+
+    They speak of settings that the user did not make. Errors pass, and the process's own settings are put
+    back at the end.
+    """
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
