@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pluggy
 
@@ -25,11 +25,14 @@ import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
 from ecospec.errors import UserError, nearest
 from ecospec.policies import Policy, Registry, parse_spec
+from ecospec.predictors.contract import Predictor
 
 ENTRY_POINT_GROUP: Final = "ecospec"
 ENVIRONMENT_VARIABLE: Final = "ECOSPEC_PLUGINS"
 BUILTIN_PROVIDER: Final = "ecospec"
-BUILTIN_MODULES: Final = ("ecospec.policies.builtin",)
+BUILTIN_MODULES: Final = ("ecospec.policies.builtin", "ecospec.predictors.builtin")
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ecospec.plugins")
 
@@ -46,6 +49,8 @@ class BrokenPlugin:
     """What is wrong, in one line."""
     claims: frozenset[str]
     """What a user may type who means it."""
+    kind: str = ""
+    """"policy" or "predictor"; empty when the plugin as a whole does not load."""
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} ({self.provider}) was left out: {self.error}"
@@ -56,7 +61,7 @@ class Plugins:
     """All that is installed, by name."""
 
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy", Policy))
-    predictors: Registry[Any] = field(default_factory=lambda: Registry("predictor"))
+    predictors: Registry[Predictor] = field(default_factory=lambda: Registry("predictor", Predictor))
     broken: list[BrokenPlugin] = field(default_factory=list)
 
     def create_policy(self, spec: str) -> Policy:
@@ -67,13 +72,15 @@ class Plugins:
         """
         return self._create(self.policies, spec)
 
-    def create_predictor(self, spec: str) -> Any:
+    def create_predictor(self, spec: str) -> Predictor:
         """The predictor that a spec describes; raises as `create_policy` does."""
         return self._create(self.predictors, spec)
 
-    def _create(self, registry: Registry[Any], spec: str) -> Any:
+    def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
-        claimants = [plugin for plugin in self.broken if name in plugin.claims]
+        claimants = [
+            plugin for plugin in self.broken if name in plugin.claims and plugin.kind in ("", registry.kind)
+        ]
         if claimants:
             raise UserError(
                 f"{registry.kind} {name!r}: {claimants[0]}; mend or uninstall it, "
@@ -171,13 +178,13 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
         try:
             classes = [cls for returned in call() for cls in _as_list(hook, returned)]
         except Exception as error:
-            _leave_out(plugins, name, provider, error)
+            _leave_out(plugins, name, provider, error, kind=registry.kind)
             continue
         for cls in classes:
             try:
                 registry.register(cls, provider)
             except Exception as error:
-                _leave_out(plugins, name, provider, error, claims=_names_of(cls))
+                _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind)
 
 
 def _as_list(hook: str, returned: object) -> Iterable[Any]:
@@ -187,18 +194,20 @@ def _as_list(hook: str, returned: object) -> Iterable[Any]:
 
 
 def _names_of(cls: object) -> Iterator[str]:
-    aliases = getattr(cls, "aliases", ())
-    candidates = (getattr(cls, "name", None), *(aliases if isinstance(aliases, tuple | list) else ()))
+    """The names that a refused class gives itself; an inherited name is not meant."""
+    own = vars(cls) if isinstance(cls, type) else {}
+    aliases = own.get("aliases", ())
+    candidates = (own.get("name"), *(aliases if isinstance(aliases, tuple | list) else ()))
     return (name for name in candidates if isinstance(name, str))
 
 
 def _leave_out(
-    plugins: Plugins, name: str, provider: str, error: Exception, claims: Iterable[str] = ()
+    plugins: Plugins, name: str, provider: str, error: Exception, claims: Iterable[str] = (), kind: str = ""
 ) -> None:
     if provider == BUILTIN_PROVIDER:
         raise error  # a bug of ours keeps its traceback
     message = " ".join(str(error).split())
     reason = message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
-    broken = BrokenPlugin(name, provider, reason, frozenset(claims) or frozenset({name}))
+    broken = BrokenPlugin(name, provider, reason, frozenset(claims) or frozenset({name}), kind)
     plugins.broken.append(broken)
     logger.warning("%s", broken)

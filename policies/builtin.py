@@ -87,6 +87,8 @@ class MarginalCost(_CostAware):
         selected = [0]
         candidates = list(children[0])
         while candidates and len(selected) < request.budget:
+            # The ancestors of a candidate are in S, and their experts in B: its own set minus B would
+            # count the same. This is the paper's form.
             marginal_costs = count_pairs(footprints[candidates] & ~buffer)
             scores = acceptance[candidates] / (marginal_costs + self.epsilon)
             ranks = zip((-scores).tolist(), depths[candidates].tolist(), candidates, strict=True)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -214,7 +215,7 @@ def _as_integers(selection: object) -> list[int]:
         nodes: list[int] = selection.tolist()
         return nodes
     if not isinstance(selection, Sequence) or isinstance(selection, str | bytes):
-        kind = "nothing (None)" if selection is None else f"a {type(selection).__name__}"
+        kind = "nothing (None)" if selection is None else f"something of type {type(selection).__name__}"
         raise _Rejected(f"{kind}; {expected}")
     for node in selection:
         if not isinstance(node, int | np.integer) or isinstance(node, bool):
@@ -224,4 +225,4 @@ def _as_integers(selection: object) -> list[int]:
 
 
 def _first_duplicate(nodes: list[int]) -> int:
-    return next(node for node, following in zip(nodes, nodes[1:], strict=False) if node == following)
+    return next(node for node, following in pairwise(nodes) if node == following)

@@ -1,8 +1,10 @@
 """What a user types to name a policy or predictor, and the registry that it names a class in.
 
-    marginal                    the name or an alias
-    marginal:epsilon=0.5        with parameters, separated by commas
-    marginal:epsilon=0.5,oracle two of them
+    marginal                      the name or an alias
+    marginal:epsilon=0.5          with a parameter; more of them are separated by commas
+    marginal:epsilon=0.5,oracle   two specs, where a list of them is expected
+
+The registry knows nothing of policies: the classes bring their own names and parameters.
 """
 
 from __future__ import annotations
@@ -197,7 +199,8 @@ class Registry(Generic[T]):
         if not issubclass(cls, self.base):
             raise UserError(f"{label} does not derive from {self.base.__module__}.{self.base.__qualname__}")
         if inspect.isabstract(cls):
-            raise UserError(f"{label} lacks {', '.join(sorted(cls.__abstractmethods__))}")
+            missing: frozenset[str] = vars(cls)["__abstractmethods__"]
+            raise UserError(f"{label} does not define {', '.join(sorted(missing))}")
         # Names are not inherited: a subclass of another policy is another policy.
         name, aliases = vars(cls).get("name"), vars(cls).get("aliases", ())
         if name is None:
@@ -209,7 +212,6 @@ class Registry(Generic[T]):
                 raise UserError(f"{label} has the name {known!r}, expected text without spaces or any of :,=")
         if len({name, *aliases}) != 1 + len(aliases):
             raise UserError(f"{label} repeats a name: {name!r} and {aliases!r}")
-
 
 
 def summary(cls: type) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ecospec.suites import load_suite, lm_task
+from ecospec.suites import lm_task, load_suite
 from ecospec.suites.lm_task import load_task, quiet
 
 FOLDER = Path(str(files("ecospec.suites"))) / "gsm8k"

@@ -39,7 +39,12 @@ def run_python(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     for name in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
         environment.pop(name, None)
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
 

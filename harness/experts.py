@@ -1,0 +1,169 @@
+"""The experts of a verification pass: one read per *activated* expert, and a record of the routing.
+
+Every MoE family of transformers sends its routed experts through one interface,
+``forward(experts_module, hidden_states, top_k_index, top_k_weights)``. `install` puts ours there: it notes
+``top_k_index`` (so the routing is that of exactly this pass, and no router logits are asked for) and hands
+over to `union_experts_forward` on a CPU, or to the library's ``grouped_mm`` on an accelerator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from ecospec.errors import UserError
+
+EXPERTS = "ecospec"
+
+
+@dataclass
+class RoutingTap:
+    """Where the experts modules of one model leave their routing: one [tokens, K] tensor a MoE layer."""
+
+    modules: list[nn.Module]
+    indices: list[Tensor | None] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget the last pass."""
+        self.indices = [None] * len(self.modules)
+
+    def read(self) -> Tensor:
+        """int64 [MoE layers, tokens, K] of the last pass.
+
+        Raises:
+            RuntimeError: a MoE layer did not report.
+        """
+        missing = [i for i, index in enumerate(self.indices) if index is None]
+        if missing:
+            raise RuntimeError(f"no routing was captured for MoE layer(s) {missing}")
+        first = self.indices[0]
+        assert first is not None
+        return torch.stack([index.to(first.device) for index in self.indices if index is not None])
+
+
+def find_experts(model: nn.Module) -> list[nn.Module]:
+    """The experts modules of a model, in layer order: those that dispatch through the experts interface."""
+    return [m for m in model.modules() if hasattr(m, "_apply_gate") and hasattr(m, "is_transposed")]
+
+
+def install(model: nn.Module) -> RoutingTap:
+    """Route a model's experts through this file and return the tap.
+
+    Raises:
+        UserError: the model has no routed experts that go through the interface.
+    """
+    modules = find_experts(model)
+    if not modules:
+        raise UserError(
+            f"{type(model).__name__} has no routed experts behind the transformers experts interface; "
+            "expected a Mixture-of-Experts causal LM"
+        )
+    tap = RoutingTap(modules)
+    for layer, module in enumerate(modules):
+        module._ecospec = (tap, layer)  # type: ignore[assignment]
+        module.config._experts_implementation = EXPERTS  # type: ignore[union-attr]
+    tap.clear()
+    return tap
+
+
+def expert_bytes(module: nn.Module) -> int:
+    """Bytes of one routed expert's weights as stored, biases included."""
+    experts = int(module.num_experts)  # type: ignore[arg-type]
+    stored = sum(p.numel() * p.element_size() for p in module.parameters() if p.shape[:1] == (experts,))
+    return stored // experts
+
+
+def _is_plain_swiglu(module: Any) -> bool:
+    """Whether weights lie as [E, 2I, H] and [E, H, I] with a gate and nothing else."""
+    return bool(
+        module.has_gate
+        and module.is_concatenated
+        and not module.is_transposed
+        and not module.has_bias
+        and not getattr(module, "has_post_expert_norm", False)
+        and not module._is_expert_parallel
+    )
+
+
+def union_experts_forward(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Experts forward that reads each activated expert once; the twin of the library's ``eager``.
+
+    Token-expert pairs are sorted by expert, each expert multiplies its rows, and the routing weight is
+    applied to the inner activation (the down-projection is linear). Shapes: hidden_states [T, H],
+    top_k_index and top_k_weights [T, K]; returns [T, H].
+    """
+    tokens, top_k = top_k_index.shape
+    expert_ids, order = torch.sort(top_k_index.reshape(-1))
+    source = torch.div(order, top_k, rounding_mode="floor")
+    rows = hidden_states[source]
+    gate_up, down = module.gate_up_proj, module.down_proj
+    projected = rows.new_empty(rows.shape[0], gate_up.shape[1])
+    bounds = _runs(expert_ids.tolist())
+    for expert, start, end in bounds:
+        torch.mm(rows[start:end], gate_up[expert].t(), out=projected[start:end])
+    inner = module._apply_gate(projected) * top_k_weights.reshape(-1)[order, None]
+    out = torch.empty_like(rows)
+    for expert, start, end in bounds:
+        torch.mm(inner[start:end], down[expert].t(), out=out[start:end])
+    if tokens == 1:
+        return out.sum(0, keepdim=True)
+    slots = torch.empty_like(out)
+    slots[order] = out
+    return slots.view(tokens, top_k, -1).sum(1)
+
+
+def _runs(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
+    """(expert, first row, past-the-last row) for every run of equal ids."""
+    runs: list[tuple[int, int, int]] = []
+    start = 0
+    for i in range(1, len(sorted_ids) + 1):
+        if i == len(sorted_ids) or sorted_ids[i] != sorted_ids[start]:
+            runs.append((sorted_ids[start], start, i))
+            start = i
+    return runs
+
+
+def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    tap, layer = module._ecospec
+    tap.indices[layer] = top_k_index
+    if hidden_states.device.type == "cpu" and _is_plain_swiglu(module) and not torch.is_grad_enabled():
+        return union_experts_forward(module, hidden_states, top_k_index, top_k_weights)
+    library = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+    result: Tensor = library(module, hidden_states, top_k_index, top_k_weights)
+    return result
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts_forward)
+
+
+def widen_experts(model: nn.Module, factor: int) -> None:
+    """Make every routed expert ``factor`` times wider without changing the function (Net2Net).
+
+    Each inner neuron is repeated ``factor`` times and its down-projection column divided by ``factor``, so
+    the sum over the copies is what the one neuron gave. The model then reads ``factor`` times the bytes per
+    expert: a small model becomes bound by memory, as a large one is.
+
+    Raises:
+        UserError: the experts are not plain gated ones (no bias, [gate; up] concatenated), or factor < 1.
+    """
+    if factor < 1:
+        raise UserError(f"widening factor {factor}: expected an integer of at least 1")
+    if factor == 1:
+        return
+    for module in find_experts(model):
+        if not _is_plain_swiglu(module):
+            raise UserError(f"{type(module).__name__} cannot be widened: expected plain gated experts")
+        experts: Any = module
+        with torch.no_grad():
+            gate, up = experts.gate_up_proj.chunk(2, dim=1)
+            wide = [part.repeat_interleave(factor, dim=1) for part in (gate, up)]
+            experts.gate_up_proj = nn.Parameter(torch.cat(wide, dim=1).contiguous(), requires_grad=False)
+            narrow = experts.down_proj.repeat_interleave(factor, dim=2) / factor
+            experts.down_proj = nn.Parameter(narrow.contiguous(), requires_grad=False)
+            experts.intermediate_dim = experts.gate_up_proj.shape[1] // 2

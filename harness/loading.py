@@ -1,0 +1,98 @@
+"""Loading a target with its tokenizer, and what belongs to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecospec.errors import UserError
+from ecospec.harness.experts import widen_experts
+from ecospec.harness.target import Target
+from ecospec.predictors.contract import TargetView
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target, its tokenizer, and where it came from."""
+
+    target: Target
+    tokenizer: Any
+    name: str
+    widened: int
+
+
+def load_target(
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    feature_layers: Sequence[int] = (),
+    widen: int = 1,
+) -> LoadedTarget:
+    """Load a local checkpoint folder, or a hub name, as a `Target`.
+
+    Args:
+        widen: factor by which `widen_experts` widens the routed experts.
+
+    Raises:
+        UserError: nothing there, not a causal LM, or no Mixture of Experts.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise UserError(f"target {name}: no config.json; expected a transformers checkpoint folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "
+            "expected a local checkpoint folder or a hub name that is cached or reachable"
+        ) from error
+    widen_experts(model, widen)
+    try:
+        model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
+    return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
+
+
+def target_view(target: Target, bundle: Path | None = None) -> TargetView:
+    """What predictors may know of a target."""
+    geometry = target.geometry
+    return TargetView(
+        moe_layers=geometry.moe_layers,
+        experts=geometry.experts,
+        top_k=geometry.top_k,
+        vocab_size=geometry.vocab_size,
+        hidden_size=geometry.hidden_size,
+        embedding=target.embedding,
+        bundle=bundle,
+    )
+
+
+def embedded_folder() -> Path:
+    """Folder of the model that ships with the package: ``target``, ``drafter``, ``predictor``.
+
+    Raises:
+        UserError: this installation has no weights.
+    """
+    folder = Path(__file__).resolve().parent / "embedded"
+    if not (folder / "target" / "config.json").is_file():
+        raise UserError("the embedded model is missing from this installation; give --target and --drafter")
+    return folder
+
+
+def embedded_facts() -> dict[str, Any]:
+    """``bundle.json`` of the embedded model: the widening factor and the files' hashes."""
+    facts: dict[str, Any] = json.loads((embedded_folder() / "bundle.json").read_text(encoding="utf-8"))
+    return facts

@@ -1,0 +1,86 @@
+"""What a run writes down per prompt and method, and how it is read back: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from ecospec.errors import UserError
+
+AR = "AR"
+"""The label of plain decoding, the baseline of every ratio."""
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt decoded by one method. Sums are over the prompt's decode steps.
+
+    Attributes:
+        method: label of the method, `AR` for plain decoding.
+        tokens: every emitted token id, the first one (from the prefill) included.
+        reason: why the output ended: eos, stop or length.
+        prefill_seconds: from the request to the first emitted token, drafter and predictor included.
+        decode_seconds: from the first emitted token to the last.
+        steps: verification (or AR) steps; ``emitted`` tokens came from them, so α = emitted / steps.
+        selected: tokens verified.
+        expert_pairs: unique (layer, expert) pairs read, so E = expert_pairs / steps / MoE layers.
+        phase_seconds: by phase: draft, predict, select, verify, commit.
+        predicted_overlap: mean share of the verified nodes' true experts that were predicted, or None.
+        verdict: exact, ties, violated, or unchecked.
+        ties: differences from AR at positions where its two best choices are within numeric noise.
+        largest_gap: the largest such gap, in logits (scores, when sampling).
+    """
+
+    prompt_id: str
+    method: str
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    reason: str
+    prefill_seconds: float
+    decode_seconds: float
+    steps: int
+    emitted: int
+    selected: int
+    expert_pairs: int
+    phase_seconds: dict[str, float]
+    predicted_overlap: float | None = None
+    verdict: str = "unchecked"
+    ties: int = 0
+    largest_gap: float = 0.0
+
+
+def append_records(path: Path, records: Sequence[PromptRecord]) -> None:
+    """Append the records of one finished prompt in a single write."""
+    text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+
+
+def read_records(path: Path) -> list[PromptRecord]:
+    """Read what a run wrote; a last line cut short by a kill is dropped.
+
+    Raises:
+        UserError: another line is not a record.
+    """
+    return list(_parse(path))
+
+
+def _parse(path: Path) -> Iterator[PromptRecord]:
+    names = {field.name for field in fields(PromptRecord)}
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            raw = json.loads(line)
+            if not isinstance(raw, dict) or set(raw) != names:
+                raise ValueError("its keys are not a record's")
+            yield PromptRecord(**raw)
+        except ValueError as error:
+            if number == len(lines):  # no newline after it: the write was cut short
+                return
+            raise UserError(f"{path}, line {number}: not a record of this version ({error})") from error

@@ -1,0 +1,231 @@
+"""The adapter over a transformers MoE causal LM: prefill, decode, verify a tree, commit.
+
+AR and speculative decoding go through the same `Target`; a `TargetSession` is one request's KV memory.
+After every step the memory holds exactly the emitted tokens but the last one (the bonus token, whose row
+the next pass writes).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ecospec.errors import UserError
+from ecospec.harness.experts import expert_bytes, install
+from ecospec.policies import DraftTree
+from ecospec.predictors.attention import ATTENTION
+from ecospec.predictors.kv_cache import SlotCache, tree_mask
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass over n tokens gave.
+
+    Attributes:
+        logits: [m, V] float32; m = n, except after a prefill, where m = 1 (the last token's).
+        features: [n, F · Ht] outputs of the F feature layers, concatenated; empty without feature layers.
+        routing: int64 [MoE layers, n, K], the experts each token was sent to in exactly this pass.
+    """
+
+    logits: Tensor
+    features: Tensor
+    routing: Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes a drafter, a predictor and a report need to know of a target."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    moe_layers: int
+    experts: int
+    top_k: int
+    context: int
+    expert_bytes: int
+    always_read_bytes: int
+
+
+class Target:
+    """A transformers MoE causal LM, in evaluation mode, with its experts and attention routed through us."""
+
+    def __init__(self, model: nn.Module, *, feature_layers: Sequence[int] = ()) -> None:
+        """Take over ``model``.
+
+        Args:
+            model: a causal LM whose routed experts go through the transformers experts interface.
+            feature_layers: indices of decoder layers whose *outputs* are the drafter's features.
+
+        Raises:
+            UserError: the model has no such experts, or a feature layer does not exist.
+        """
+        self.model: Any = model.eval().requires_grad_(False)
+        self.config = self.model.config
+        self.config.output_router_logits = False  # its auxiliary loss does not know a 4-D mask
+        self._tap = install(model)
+        if self.config._attn_implementation == "sdpa":
+            self.model.set_attn_implementation(ATTENTION)
+        sliding = getattr(self.config, "sliding_window", None)
+        if sliding and getattr(self.config, "use_sliding_window", True) and sliding < self.context:
+            raise UserError(
+                f"{type(model).__name__} has a sliding window of {sliding} tokens under a context of "
+                f"{self.context}; sliding-window layers are not supported yet"
+            )
+        decoder = self.model.get_decoder()
+        self._layers: Any = decoder.layers
+        self.feature_layers = tuple(feature_layers)
+        wrong = [i for i in self.feature_layers if not 0 <= i < len(self._layers)]
+        if wrong:
+            raise UserError(f"feature layers {wrong} do not exist; the target has {len(self._layers)} layers")
+        self._features: dict[int, Tensor] = {}
+        for index in self.feature_layers:
+            self._layers[index].register_forward_hook(self._keep_features(index))
+        parameters = inspect.signature(self.model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.geometry = self._measure_geometry()
+
+    def _keep_features(self, index: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._features[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    def _measure_geometry(self) -> Geometry:
+        modules = self._tap.modules
+        routed = sum(p.numel() * p.element_size() for m in modules for p in m.parameters())
+        embedding = self.model.get_input_embeddings().weight
+        head = self.model.get_output_embeddings().weight
+        total = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        always = total - routed
+        if head is not embedding:  # of an untied input embedding a step reads a few rows only
+            always -= embedding.numel() * embedding.element_size()
+        per_token = getattr(self.config, "num_experts_per_tok", None)
+        if per_token is None:
+            raise UserError(f"{type(self.model).__name__}: the config does not say num_experts_per_tok")
+        return Geometry(
+            vocab_size=int(head.shape[0]),
+            hidden_size=int(self.config.hidden_size),
+            layers=len(self._layers),
+            moe_layers=len(modules),
+            experts=int(modules[0].num_experts),  # type: ignore[arg-type]
+            top_k=int(per_token),
+            context=self.context,
+            expert_bytes=expert_bytes(modules[0]),
+            always_read_bytes=always,
+        )
+
+    @property
+    def context(self) -> int:
+        """Longest sequence, prompt and output together, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embedding [V, Ht]."""
+        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    def new_session(self, capacity: int) -> TargetSession:
+        """KV memory for one request of at most ``capacity`` tokens."""
+        return TargetSession(self, SlotCache(len(self._layers), capacity))
+
+    def forward(
+        self,
+        cache: SlotCache,
+        ids: Tensor,
+        positions: Tensor | None,
+        mask: Tensor | None,
+        *,
+        last_logits_only: bool = False,
+    ) -> Pass:
+        """One pass over ids [n]; keys and values land behind those kept in ``cache``."""
+        self._tap.clear()
+        out = self.model(
+            input_ids=ids[None],
+            position_ids=None if positions is None else positions[None],
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1 if last_logits_only else 0,
+            **{self._cache_argument: cache},
+        )
+        features = [self._features[i][0] for i in self.feature_layers]
+        return Pass(
+            logits=out.logits[0].float(),
+            features=torch.cat(features, dim=-1) if features else out.logits.new_zeros(ids.shape[0], 0),
+            routing=self._tap.read(),
+        )
+
+    @torch.no_grad()
+    def teach(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [B, S, V], features [B, S, F · Ht] and routing [L, B·S, K] of whole sequences, for training."""
+        self._tap.clear()
+        out = self.model(input_ids=ids, use_cache=False)
+        features = [self._features[i] for i in self.feature_layers]
+        joined = torch.cat(features, dim=-1) if features else out.logits.new_zeros(*ids.shape, 0)
+        return out.logits, joined, self._tap.read()
+
+
+class TargetSession:
+    """One request: a target and the KV memory of its prompt and emitted tokens."""
+
+    def __init__(self, target: Target, cache: SlotCache) -> None:
+        self.target = target
+        self.cache = cache
+
+    @property
+    def length(self) -> int:
+        """Number of tokens whose keys and values are kept."""
+        return self.cache.length
+
+    def _ids(self, tokens: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.target.device)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Sequence[int]) -> Pass:
+        """Process tokens into the memory, empty or not; logits are of the last one only."""
+        ids = self._ids(tokens)
+        mask = None
+        if self.length:
+            causal = torch.ones(len(tokens), len(tokens), dtype=torch.bool, device=ids.device).tril()
+            mask = tree_mask(causal, self.length)
+        result = self.target.forward(self.cache, ids, None, mask, last_logits_only=True)
+        self.cache.advance(len(tokens))
+        return result
+
+    @torch.inference_mode()
+    def decode(self, token: int) -> Pass:
+        """Process one token and keep it: an AR step."""
+        result = self.target.forward(self.cache, self._ids([token]), None, None)
+        self.cache.advance(1)
+        return result
+
+    @torch.inference_mode()
+    def verify(self, tree: DraftTree, nodes: npt.NDArray[np.int64]) -> Pass:
+        """Process the selected nodes (ascending, prefix-closed, root first) in one pass; nothing is kept.
+
+        Row i of the result belongs to ``nodes[i]``. A node sits at the position of its depth behind the
+        kept tokens and sees these and its own ancestors.
+        """
+        device = self.target.device
+        ids = self._ids(tree.tokens[nodes])
+        positions = torch.as_tensor(tree.depths[nodes] + self.length, device=device)
+        if len(nodes) == 1:
+            return self.target.forward(self.cache, ids, positions, None)
+        ancestors = torch.as_tensor(tree.ancestors[np.ix_(nodes, nodes)], device=device)
+        return self.target.forward(self.cache, ids, positions, tree_mask(ancestors, self.length))
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Keep the accepted path of the last `verify`: its row indices, root first."""
+        self.cache.keep(rows)

@@ -1,0 +1,203 @@
+"""Train an EAGLE-3 head for a target with training-time test: the head sees its own states, as at run time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
+from ecospec.harness.loading import load_target
+from ecospec.harness.training.corpus import build_corpus
+from ecospec.harness.training.target import write_training_record
+from ecospec.predictors.training import LoopConfig, train
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """Geometry of the head; hidden size and head size are the target's."""
+
+    draft_vocab_size: int = 2048
+    intermediate_size: int = 768
+    heads: int = 4
+    kv_heads: int = 2
+    feature_layers: tuple[int, int, int] = (1, 3, 5)
+
+
+@dataclass(frozen=True)
+class DrafterRecipe:
+    """``test_steps`` is the number of draft steps unrolled in training, each weighted by ``decay`` more."""
+
+    steps: int = 800
+    seconds: float = 0.0
+    learning_rate: float = 2e-3
+    tokens_per_batch: int = 4096
+    window: int = 512
+    test_steps: int = 3
+    decay: float = 0.8
+    seed: int = 1
+
+
+def draft_vocabulary(counts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """The ``size`` most frequent token ids, ascending; ties go to the lower id."""
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
+def unrolled_states(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+    """The head's states when it drafts ``steps`` tokens after every position at once.
+
+    Entry t holds the embedding of token t+1. In step 0 its hidden state is ``fc`` of the target's; in step
+    k it is the head's own output of step k−1 at entry t−1. It sees step-0 entries up to t−k and, for
+    i = 1..k, the step-i entry at t−k+i: exactly what a draft node of depth k sees at run time. Entries
+    t < k of step k have no such past and are to be ignored.
+
+    Args:
+        embeddings: [B, n, H]. features: [B, n, 3·Ht].
+
+    Returns:
+        ``steps`` tensors [B, n, H].
+    """
+    layer, attention = head.midlayer, head.midlayer.self_attn
+    n = embeddings.shape[1]
+    positions = torch.arange(n, device=embeddings.device)[None]
+    hidden: Tensor = head.fc(features)
+    rotary = head.rotary(hidden, positions)
+    causal = torch.ones(n, n, dtype=torch.bool, device=embeddings.device).tril()
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for k in range(steps):
+        query, key, value = attention.project(layer.attention_input(embeddings, hidden), rotary)
+        group = query.shape[1] // key.shape[1]
+        keys.append(key.repeat_interleave(group, dim=1))
+        values.append(value.repeat_interleave(group, dim=1))
+        scale = attention.head_dim**-0.5
+        visible = causal.tril(-k)
+        scores = (query @ keys[0].transpose(-1, -2) * scale).float().masked_fill(~visible, float("-inf"))
+        own = [(query * _shifted(keys[i], k - i)).sum(-1, keepdim=True).float() * scale for i in range(1, k + 1)]
+        weights = torch.cat((scores, *own), dim=-1).softmax(-1).nan_to_num().to(value.dtype)
+        attended = weights[..., :n] @ values[0]
+        for i in range(1, k + 1):
+            attended = attended + weights[..., n + i - 1, None] * _shifted(values[i], k - i)
+        state = layer.finish(hidden, attention.combine(attended))
+        outputs.append(state)
+        hidden = torch.cat((torch.zeros_like(state[:, :1]), state[:, :-1]), dim=1)
+    return outputs
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """x[t − by] along the sequence axis of [B, heads, n, D], zeros before the start."""
+    if by == 0:
+        return x
+    return torch.cat((torch.zeros_like(x[:, :, :by]), x[:, :, :-by]), dim=2)
+
+
+def train_drafter(
+    target_path: Path,
+    corpus_path: Path,
+    output: Path,
+    *,
+    shape: DrafterShape | None = None,
+    recipe: DrafterRecipe | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train a head on what the target would say next, and save it in the published layout."""
+    shape, recipe = shape or DrafterShape(), recipe or DrafterRecipe()
+    torch.manual_seed(recipe.seed)
+    loaded = load_target(
+        str(target_path), dtype=torch.float32, device=device, feature_layers=shape.feature_layers
+    )
+    target, tokenizer = loaded.target, loaded.tokenizer
+    geometry = target.geometry
+    corpus = build_corpus(corpus_path, tokenizer, piece=geometry.context, seed=0)
+    size = min(shape.draft_vocab_size, geometry.vocab_size)
+    vocabulary = draft_vocabulary(np.bincount(corpus.train, minlength=geometry.vocab_size), size)
+    raw = head_config(shape, target.config, geometry.hidden_size, size)
+    head = Eagle3Head(Eagle3Config.from_dict(raw)).to(device)
+    draft_ids = torch.from_numpy(vocabulary).to(device)
+    head.d2t = draft_ids - torch.arange(size, device=device)
+    embedding = target.embedding.float()
+    held_out = torch.from_numpy(corpus.held_out_windows(8, min(recipe.window, geometry.context))).to(device)
+
+    def losses(ids: Tensor) -> tuple[Tensor, dict[str, float]]:
+        logits, features, _ = target.teach(ids)
+        wanted = logits[:, 1:].float().index_select(-1, draft_ids)
+        goal, goal_id = wanted.softmax(-1), draft_ids[wanted.argmax(-1)]
+        inside = goal_id == logits[:, 1:].argmax(-1)  # whether the head can say what the target would
+        with torch.autocast(device, dtype=torch.bfloat16):
+            states = unrolled_states(head, embedding[ids[:, 1:]], features[:, :-1], recipe.test_steps)
+            drafted = [head.logits(state) for state in states]
+        total, figures = torch.zeros((), device=device), {}
+        for k, guess in enumerate(drafted):
+            guess = guess[:, k:].float()
+            cross = -(goal[:, k:] * guess.log_softmax(-1)).sum(-1)
+            total = total + recipe.decay**k * cross.mean()
+            right = (draft_ids[guess.argmax(-1)] == goal_id[:, k:]) & inside[:, k:]
+            figures[f"top1_{k}"] = float(right.float().mean())
+        return total, {"loss": float(total.detach()), **figures}
+
+    def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
+        count = max(1, recipe.tokens_per_batch // recipe.window)
+        ids = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
+        return losses(torch.from_numpy(ids).to(device))
+
+    def evaluate() -> dict[str, float]:
+        return {f"held_out_{name}": value for name, value in losses(held_out)[1].items()}
+
+    loop = LoopConfig(
+        steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01
+    )
+    figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter")
+    save_head(head, raw, vocabulary, geometry.vocab_size, output)
+    write_training_record(output, "drafter", asdict(shape), asdict(recipe), figures, corpus)
+    return figures
+
+
+def head_config(shape: DrafterShape, target: Any, hidden_size: int, draft_vocab_size: int) -> dict[str, Any]:
+    """A head's ``config.json`` in the published layout."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "target_hidden_size": hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": hidden_size // shape.heads,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position_embeddings": int(target.max_position_embeddings),
+        "vocab_size": int(target.vocab_size),
+        "draft_vocab_size": draft_vocab_size,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(shape.feature_layers),
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def save_head(
+    head: Eagle3Head, raw: Mapping[str, Any], vocabulary: npt.NDArray[np.int64], target_vocab: int, folder: Path
+) -> None:
+    """Write ``config.json`` and ``model.safetensors``, bfloat16, with d2t and t2d."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: p.detach().to(torch.bfloat16).cpu() for name, p in head.named_parameters()}
+    tensors["d2t"] = torch.from_numpy(vocabulary - np.arange(len(vocabulary)))
+    tensors["t2d"] = torch.zeros(target_vocab, dtype=torch.bool)
+    tensors["t2d"][torch.from_numpy(vocabulary)] = True
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")

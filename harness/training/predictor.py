@@ -1,0 +1,126 @@
+"""Train the expert predictors of a target: the learned one, and the token-frequency table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecospec.harness.loading import load_target, target_view
+from ecospec.harness.training.corpus import build_corpus
+from ecospec.harness.training.target import write_training_record
+from ecospec.predictors.checkpoint import save_predictor, target_geometry
+from ecospec.predictors.learned import (
+    KIND,
+    ExpertPredictor,
+    backbone_config,
+    routing_loss,
+    saved_tensors,
+    topk_overlap,
+)
+from ecospec.predictors.token_frequency import build_table, save_table
+from ecospec.predictors.training import LoopConfig, train
+
+
+@dataclass(frozen=True)
+class PredictorShape:
+    """Geometry of the learned predictor's fresh backbone."""
+
+    width: int = 192
+    layers: int = 2
+    heads: int = 4
+
+
+@dataclass(frozen=True)
+class PredictorRecipe:
+    """``table_batches`` batches are counted for the token-frequency table."""
+
+    steps: int = 800
+    seconds: float = 0.0
+    learning_rate: float = 2e-3
+    tokens_per_batch: int = 4096
+    window: int = 512
+    table_batches: int = 250
+    seed: int = 2
+
+
+def train_predictor(
+    target_path: Path,
+    corpus_path: Path,
+    output: Path,
+    *,
+    shape: PredictorShape | None = None,
+    recipe: PredictorRecipe | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train ``output/learned`` and count ``output/token-frequency`` from the same target and corpus."""
+    shape, recipe = shape or PredictorShape(), recipe or PredictorRecipe()
+    torch.manual_seed(recipe.seed)
+    loaded = load_target(str(target_path), dtype=torch.float32, device=device)
+    target, geometry = loaded.target, loaded.target.geometry
+    view = target_view(target)
+    corpus = build_corpus(corpus_path, loaded.tokenizer, piece=geometry.context, seed=0)
+    backbone = backbone_config(shape.width, shape.layers, shape.heads, geometry.context)
+    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone).to(device)
+    embedding = target.embedding.float()
+    held_out = torch.from_numpy(corpus.held_out_windows(16, min(recipe.window, geometry.context))).to(device)
+    count = max(1, recipe.tokens_per_batch // recipe.window)
+    counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
+    counted = 0
+
+    def batch(step: int) -> Tensor:
+        windows = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
+        return torch.from_numpy(windows).to(device)
+
+    def note(ids: Tensor, routing: Tensor) -> None:
+        nonlocal counted
+        flat = ids.flatten().cpu().numpy()
+        for layer, chosen in enumerate(routing.cpu().numpy()):
+            np.add.at(counts[:, layer], (flat[:, None], chosen), 1)
+        counted += 1
+
+    def predicted(ids: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            out: Tensor = model(embedding[ids])
+        return out.float()
+
+    def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
+        ids = batch(step)
+        routing = target.teach(ids)[2]
+        if step < recipe.table_batches:
+            note(ids, routing)
+        logits = predicted(ids)
+        value = routing_loss(logits, routing)
+        overlap = float(topk_overlap(logits.detach(), routing).mean())
+        return value, {"loss": float(value.detach()), "overlap": overlap}
+
+    def evaluate() -> dict[str, Any]:
+        routing = target.teach(held_out)[2]
+        per_layer = topk_overlap(predicted(held_out), routing)
+        table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
+        guess = table[held_out.flatten()].transpose(0, 1)  # [L, T, K]
+        hits = (guess[..., :, None] == routing[..., None, :]).any(-1)
+        return {
+            "held_out_overlap": float(per_layer.mean()),
+            "held_out_overlap_by_layer": [round(float(v), 4) for v in per_layer],
+            "held_out_overlap_token_frequency": float(hits.float().mean()),
+        }
+
+    loop = LoopConfig(
+        steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01
+    )
+    figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
+    for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
+        ids = batch(step)
+        note(ids, target.teach(ids)[2])
+    config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
+    save_predictor(output / "learned", config, saved_tensors(model))
+    save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
+    write_training_record(output, "predictor", asdict(shape), asdict(recipe), figures, corpus)
+    return figures

@@ -1,0 +1,59 @@
+"""Scaled-dot-product attention that never copies the KV memory.
+
+With grouped queries and a mask, the library's own SDPA path repeats keys and values for every query head:
+at a thousand tokens that costs more than the attention. Folding the heads of a group into the query axis
+gives the same numbers from the memory as it lies. Registered with transformers as ``ecospec_sdpa``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+ATTENTION = "ecospec_sdpa"
+
+
+def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention with G query heads per key head.
+
+    Args:
+        query: [B, heads, n, D]. key, value: [B, kv_heads, t, D].
+        mask: bool or additive [B or 1, 1, n, t]; None means causal, with the n queries last.
+
+    Returns:
+        [B, heads, n, D].
+    """
+    batch, heads, n, size = query.shape
+    kv_heads, total = key.shape[1], key.shape[2]
+    if mask is None and n > 1:
+        if n == total:
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
+            )
+        mask = torch.ones(n, total, dtype=torch.bool, device=query.device).tril(total - n)[None, None]
+    group = heads // kv_heads
+    folded = query.reshape(batch, kv_heads, group * n, size)
+    if mask is not None and group > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, n, size)
+
+
+def _attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    return grouped_sdpa(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention_forward)

@@ -1,0 +1,61 @@
+"""Reading and writing predictor folders: ``config.json`` beside ``model.safetensors``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ecospec.errors import UserError
+from ecospec.predictors.contract import TargetView
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def target_geometry(target: TargetView) -> dict[str, int]:
+    """What must agree between a predictor and the target it runs beside."""
+    return {
+        "moe_layers": target.moe_layers,
+        "experts": target.experts,
+        "top_k": target.top_k,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+    }
+
+
+def save_predictor(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a predictor folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(dict(config), indent=1) + "\n", encoding="utf-8")
+
+
+def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A predictor folder's config and tensors, checked against the target.
+
+    Raises:
+        UserError: a file is missing or unreadable, the kind is another, or the geometry differs.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UserError(f"predictor {folder}: no {name}; expected a folder with {CONFIG} and {WEIGHTS}")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS)
+    except (ValueError, OSError, SafetensorError) as error:
+        raise UserError(f"predictor {folder}: not readable ({error})") from error
+    found = config.get("kind") if isinstance(config, dict) else None
+    if found != kind:
+        raise UserError(f"predictor {folder}: it is of kind {found!r}, expected {kind!r}")
+    for name, expected in target_geometry(target).items():
+        if config.get("target", {}).get(name) != expected:
+            raise UserError(
+                f"predictor {folder}: trained for {name} = {config.get('target', {}).get(name)}, "
+                f"but the target has {expected}"
+            )
+    return config, tensors

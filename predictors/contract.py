@@ -1,0 +1,94 @@
+"""The predictor contract: which experts will each draft token touch?
+
+A predictor is a frozen dataclass, like a policy; its fields are what a user may set. `bind` loads what it
+needs and checks that it fits the target, `start` opens one request. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ecospec.policies import DraftTree
+from ecospec.policies.spec import summary
+
+Routing = npt.NDArray[np.int64]
+"""[MoE layers, N, K]: the experts of N tree nodes, as `ExpertSets.from_topk` takes them."""
+
+
+@dataclass(frozen=True)
+class TargetView:
+    """What a predictor may know of the target.
+
+    Attributes:
+        embedding: the target's input embedding, a tensor [V, Ht], on the device and in the dtype to run in.
+        bundle: folder of the predictor that belongs to this target, used when the user names none.
+    """
+
+    moe_layers: int
+    experts: int
+    top_k: int
+    vocab_size: int
+    hidden_size: int
+    embedding: Any
+    bundle: Path | None = None
+
+
+class PredictorSession(ABC):
+    """One request: its prompt, then alternately `predict` for a tree and `commit` of the accepted path."""
+
+    @abstractmethod
+    def predict(self, tree: DraftTree) -> Routing:
+        """The top-K experts of every MoE layer for every node of the tree, [L, N, K]."""
+
+    @abstractmethod
+    def commit(self, nodes: Sequence[int]) -> None:
+        """Keep the accepted path of the last tree: node indices, root first, ascending."""
+
+
+class BoundPredictor(ABC):
+    """A predictor with its weights loaded for one target."""
+
+    @abstractmethod
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        true_routing: Callable[[DraftTree], Routing],
+    ) -> PredictorSession:
+        """Open a request.
+
+        Args:
+            prompt: token ids without the bonus token.
+            capacity: the most tokens, draft nodes included, that the request can come to.
+            true_routing: the target's own routing of a whole tree; costs a forward pass, and only a
+                predictor that sets ``oracle`` may call it.
+        """
+
+
+class Predictor(ABC):
+    """A way to predict expert sets. Subclass it as a frozen dataclass, name it, and write `bind`."""
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[bool] = False
+    """Whether it looks at the target's true routing: its time is excluded, its speed-up not reported."""
+    description: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.description = summary(cls)
+
+    @abstractmethod
+    def bind(self, target: TargetView) -> BoundPredictor:
+        """Load for one target.
+
+        Raises:
+            UserError: nothing to load, or it does not fit the target.
+        """

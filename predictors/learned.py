@@ -1,0 +1,178 @@
+"""The learned expert predictor (section 4.1): target embedding → projection → backbone → L×E logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+
+from ecospec.errors import UserError
+from ecospec.policies import DraftTree
+from ecospec.predictors.attention import ATTENTION
+from ecospec.predictors.checkpoint import read_predictor
+from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing, TargetView
+from ecospec.predictors.kv_cache import SlotCache, tree_mask
+
+KIND = "learned"
+
+
+def backbone_config(width: int, layers: int, heads: int, context: int) -> dict[str, Any]:
+    """A fresh small decoder-only backbone, as a LlamaConfig's arguments."""
+    return {
+        "vocab_size": 1,  # it is fed embeddings; its own table is one unused row
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "max_position_embeddings": context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+class ExpertPredictor(nn.Module):
+    """Maps target embeddings [B, n, Ht] to expert logits [B, n, L, E]."""
+
+    def __init__(self, hidden_size: int, moe_layers: int, experts: int, backbone: dict[str, Any]) -> None:
+        super().__init__()
+        config = LlamaConfig(**backbone)
+        config._attn_implementation = ATTENTION
+        self.moe_layers, self.experts = moe_layers, experts
+        self.projection = nn.Linear(hidden_size, config.hidden_size, bias=False)
+        self.backbone = LlamaModel(config)
+        self.head = nn.Linear(config.hidden_size, moe_layers * experts, bias=False)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        *,
+        cache: SlotCache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, n, L, E] for tokens whose target embeddings are given."""
+        argument = {} if cache is None else {_cache_argument(self.backbone): cache}
+        states = self.backbone(
+            inputs_embeds=self.projection(embeddings),
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=cache is not None,
+            **argument,
+        ).last_hidden_state
+        logits: Tensor = self.head(states)
+        return logits.view(*logits.shape[:-1], self.moe_layers, self.experts)
+
+
+def _cache_argument(model: nn.Module) -> str:
+    """transformers renamed ``past_key_values`` to ``cache``."""
+    name: str | None = getattr(model, "_ecospec_cache_argument", None)  # type: ignore[assignment]
+    if name is None:
+        import inspect
+
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        model._ecospec_cache_argument = name  # type: ignore[assignment]
+    return name
+
+
+def routing_loss(logits: Tensor, routing: Tensor) -> Tensor:
+    """Layer-wise cross-entropy against the uniform distribution over the routed experts (section 4.1).
+
+    Args:
+        logits: [B, n, L, E]. routing: int64 [L, B·n, K], the true experts.
+
+    Returns:
+        The mean over tokens and layers of −(1/K) Σ_{e routed} log softmax(logits)_e.
+    """
+    log_probs = logits.flatten(0, 1).log_softmax(-1)
+    return -log_probs.gather(-1, routing.transpose(0, 1)).mean()
+
+
+def topk_overlap(logits: Tensor, routing: Tensor) -> Tensor:
+    """Per layer, the mean share of the K true experts among the top K predicted (the paper's accuracy).
+
+    Shapes as in `routing_loss`; returns [L].
+    """
+    top_k = routing.shape[-1]
+    predicted = logits.flatten(0, 1).topk(top_k, dim=-1).indices
+    hits = (predicted[..., :, None] == routing.transpose(0, 1)[..., None, :]).any(-1)
+    return hits.float().mean(dim=(0, 2))
+
+
+def load_learned(folder: Path, target: TargetView) -> BoundLearned:
+    """Read a trained predictor.
+
+    Raises:
+        UserError: see `read_predictor`; also when a tensor is missing, left over or of another shape.
+    """
+    config, tensors = read_predictor(folder, KIND, target)
+    model = ExpertPredictor(target.hidden_size, target.moe_layers, target.experts, config["backbone"])
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not _unused(name)}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    if found != expected:
+        name = sorted(set(found.items()) ^ set(expected.items()))[0][0]
+        raise UserError(
+            f"predictor {folder}: tensor {name} has shape {found.get(name, 'nothing')}, "
+            f"expected {expected.get(name, 'no such tensor')}"
+        )
+    model.load_state_dict(tensors, strict=False)  # the one tensor left out is named by _unused
+    weight: Tensor = target.embedding
+    return BoundLearned(model.to(weight.device, weight.dtype).eval().requires_grad_(False), target)
+
+
+def _unused(name: str) -> bool:
+    return name == "backbone.embed_tokens.weight"
+
+
+def saved_tensors(model: ExpertPredictor, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """The tensors of a predictor's file."""
+    return {name: t.to(dtype) for name, t in model.state_dict().items() if not _unused(name)}
+
+
+class BoundLearned(BoundPredictor):
+    """A predictor with its weights, beside the target whose embedding it reads."""
+
+    def __init__(self, model: ExpertPredictor, target: TargetView) -> None:
+        self.model, self.target = model, target
+
+    def start(
+        self, prompt: Sequence[int], capacity: int, true_routing: Callable[[DraftTree], Routing]
+    ) -> PredictorSession:
+        """Process the prompt into the predictor's own KV memory."""
+        return LearnedSession(self, prompt, capacity)
+
+
+class LearnedSession(PredictorSession):
+    """One pass a step, over the tree's nodes; the accepted ones keep the rows they got there."""
+
+    @torch.inference_mode()
+    def __init__(self, bound: BoundLearned, prompt: Sequence[int], capacity: int) -> None:
+        self._model, self._target = bound.model, bound.target
+        self._cache = SlotCache(len(bound.model.backbone.layers), capacity)
+        if prompt:
+            ids = torch.as_tensor(prompt, device=self._target.embedding.device)
+            self._model(self._target.embedding[ids][None], cache=self._cache)
+            self._cache.advance(len(prompt))
+
+    @torch.inference_mode()
+    def predict(self, tree: DraftTree) -> Routing:
+        """Top-K experts [L, N, K]."""
+        device = self._target.embedding.device
+        logits = self._model(
+            self._target.embedding[torch.as_tensor(tree.tokens, device=device)][None],
+            cache=self._cache,
+            positions=torch.as_tensor(tree.depths + self._cache.length, device=device)[None],
+            mask=tree_mask(torch.as_tensor(tree.ancestors, device=device), self._cache.length),
+        )[0]
+        top = logits.topk(self._target.top_k, dim=-1, sorted=False).indices
+        return np.ascontiguousarray(top.transpose(0, 1).cpu().numpy())
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """Keep the rows of the accepted nodes."""
+        self._cache.keep(nodes)
