@@ -119,12 +119,20 @@ def accept(
             return rows, token
 
 
-def decode_ar(target: Target, prompt: Sequence[int], chooser: TokenChooser, rule: StopRule) -> Generation:
-    """Plain decoding: one token, one pass."""
+def decode_ar(
+    target: Target,
+    prompt: Sequence[int],
+    chooser: TokenChooser,
+    rule: StopRule,
+    *,
+    forced: Sequence[int] = (),
+) -> Generation:
+    """Plain decoding: one token, one pass. ``forced`` tokens come first, whatever the target would choose."""
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
     session = target.new_session(len(prompt) + rule.limit)
-    token = chooser.choose(session.prefill(prompt).logits[-1], 0)
+    logits = session.prefill(prompt).logits[-1]
+    token = forced[0] if forced else chooser.choose(logits, 0)
     rule.take([token])
     prefill_seconds = time.perf_counter() - began
     began = time.perf_counter()
@@ -134,7 +142,8 @@ def decode_ar(target: Target, prompt: Sequence[int], chooser: TokenChooser, rule
         watch.start()
         step = session.decode(token)
         watch.mark("verify")
-        token = chooser.choose(step.logits[0], len(rule.tokens))
+        at = len(rule.tokens)
+        token = forced[at] if at < len(forced) else chooser.choose(step.logits[0], at)
         rule.take([token])
         watch.mark("commit")
         seconds = watch.finish()

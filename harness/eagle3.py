@@ -7,11 +7,12 @@ plain state-dict load in which every tensor is used or named in an error.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ from transformers.models.llama.modeling_llama import (
 from ecospec.errors import UserError
 from ecospec.predictors.attention import grouped_sdpa
 from ecospec.predictors.kv_cache import SlotCache
+
+# Variants of the published layout that this module does not compute; ignoring one costs most of the acceptance.
+UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,19 @@ class Eagle3Config:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Eagle3Config:
-        """Read the published layout."""
+        """Read the published layout.
+
+        Raises:
+            ValueError: it asks for what is not supported; LlamaConfig raises errors of its own.
+        """
+        eagle = raw.get("eagle_config") or {}
+        for flag in UNSUPPORTED:
+            if raw.get(flag) or eagle.get(flag):
+                raise ValueError(f"{flag} is not supported yet")
+        if raw.get("num_hidden_layers", 1) != 1:
+            raise ValueError(f"num_hidden_layers is {raw['num_hidden_layers']}, expected 1")
         llama = LlamaConfig(**{k: v for k, v in raw.items() if k not in ("eagle_config", "draft_vocab_size")})
-        layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
         return cls(
             llama=llama,
             target_hidden_size=int(raw.get("target_hidden_size") or llama.hidden_size),
@@ -173,8 +187,12 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
         raise UserError(f"drafter {folder}: not readable ({error})") from error
     try:
         config = Eagle3Config.from_dict(raw)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"drafter {folder}: config.json is not an EAGLE-3 head's ({error})") from error
+        head = Eagle3Head(config)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"drafter {folder}: config.json is not that of a supported EAGLE-3 head ({reason})"
+        ) from error
     if config.feature_layers is None:
         layers = default_feature_layers(target_layers)
         if not 0 <= layers[0] < layers[1] < layers[2] < target_layers:
@@ -182,7 +200,7 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
                 f"drafter {folder}: its config names no eagle_aux_hidden_state_layer_ids, and the default "
                 f"{list(layers)} is no choice for a target of {target_layers} layers"
             )
-        config = Eagle3Config(config.llama, config.target_hidden_size, config.draft_vocab_size, layers)
+        config = head.config = replace(config, feature_layers=layers)
     _check_fit(folder, config, target_vocab=target_vocab, target_hidden=target_hidden)
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t is None and config.draft_vocab_size != target_vocab:
@@ -190,7 +208,6 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
             f"drafter {folder}: draft vocabulary {config.draft_vocab_size} is smaller than the target's "
             f"{target_vocab}, but there is no d2t tensor to map one to the other"
         )
-    head = Eagle3Head(config)
     expected = {name: tuple(p.shape) for name, p in head.named_parameters()}
     found = {name: tuple(t.shape) for name, t in tensors.items()}
     for name in sorted(expected.keys() | found.keys()):

@@ -85,7 +85,7 @@ def _is_plain_swiglu(module: Any) -> bool:
         and not module.is_transposed
         and not module.has_bias
         and not getattr(module, "has_post_expert_norm", False)
-        and not module._is_expert_parallel
+        and not getattr(module, "_is_expert_parallel", False)  # not there before transformers 5.18
     )
 
 

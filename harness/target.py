@@ -81,16 +81,27 @@ class Target:
             )
         decoder = self.model.get_decoder()
         self._layers: Any = decoder.layers
-        self.feature_layers = tuple(feature_layers)
-        wrong = [i for i in self.feature_layers if not 0 <= i < len(self._layers)]
-        if wrong:
-            raise UserError(f"feature layers {wrong} do not exist; the target has {len(self._layers)} layers")
+        self.feature_layers: tuple[int, ...] = ()
         self._features: dict[int, Tensor] = {}
-        for index in self.feature_layers:
-            self._layers[index].register_forward_hook(self._keep_features(index))
+        self._features_hooked: set[int] = set()
+        self.read_features(feature_layers)
         parameters = inspect.signature(self.model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.geometry = self._measure_geometry()
+
+    def read_features(self, layers: Sequence[int]) -> None:
+        """Return the outputs of these decoder layers, in this order, as `Pass.features` from now on.
+
+        Raises:
+            UserError: a layer does not exist.
+        """
+        wrong = [i for i in layers if not 0 <= i < len(self._layers)]
+        if wrong:
+            raise UserError(f"feature layers {wrong} do not exist; the target has {len(self._layers)} layers")
+        for index in set(layers) - self._features_hooked:
+            self._layers[index].register_forward_hook(self._keep_features(index))
+            self._features_hooked.add(index)
+        self.feature_layers = tuple(layers)
 
     def _keep_features(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

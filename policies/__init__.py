@@ -16,7 +16,7 @@ from ecospec.policies.contract import (
 )
 from ecospec.policies.experts import ExpertSets, count_pairs
 from ecospec.policies.hookspecs import hookimpl
-from ecospec.policies.spec import Registry, parse_spec, split_specs
+from ecospec.policies.spec import Registry, parse_spec, spec_of, split_specs
 from ecospec.policies.tree import DraftTree
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "hookimpl",
     "parse_spec",
     "run_policy",
+    "spec_of",
     "split_specs",
     "validate_selection",
 ]

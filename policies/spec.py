@@ -214,6 +214,16 @@ class Registry(Generic[T]):
             raise UserError(f"{label} repeats a name: {name!r} and {aliases!r}")
 
 
+def spec_of(instance: Any) -> str:
+    """The spec that creates an instance again: its name and the parameters that are not at their default."""
+    changed = [
+        f"{parameter.name}={getattr(instance, parameter.name)}"
+        for parameter in _parameters(type(instance))
+        if getattr(instance, parameter.name) != parameter.default
+    ]
+    return instance.name + (":" + ",".join(changed) if changed else "")
+
+
 def summary(cls: type) -> str:
     """The first paragraph of the class's own docstring, on one line; empty if it has none.
 

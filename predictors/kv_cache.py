@@ -52,6 +52,7 @@ class SlotCache(Cache):
         """Keep the first ``count`` rows of the last pass."""
         self.length += count
 
+    @torch.inference_mode()  # the memory belongs to the inference passes that wrote it
     def keep(self, rows: Sequence[int]) -> None:
         """Keep ``rows`` (strictly increasing indices into the last pass), packed behind the kept ones."""
         if list(rows) != list(range(len(rows))):

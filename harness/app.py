@@ -1,0 +1,177 @@
+"""What the commands do, once the command line has been read. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ecospec.errors import UserError
+from ecospec.harness.config import RunConfig
+from ecospec.harness.records import PromptRecord
+
+EXIT_VIOLATED = 1
+
+
+def console_width() -> int | None:
+    """A width that cuts nothing off where the output is not a terminal."""
+    return None if sys.stdout.isatty() else 140
+
+
+def quieten() -> None:
+    """Keep the libraries' progress bars and notices off the user's terminal; warnings of ours stay."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("datasets").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def run_command(config: RunConfig) -> int:
+    """Run the bench; returns the exit code."""
+    quieten()
+    import torch
+
+    from ecospec.harness.report import MethodInfo, report_json, summarise
+    from ecospec.harness.report_markdown import report_markdown
+    from ecospec.harness.report_text import print_report
+    from ecospec.harness.run_folder import open_folder
+    from ecospec.harness.runner import Bench
+
+    try:
+        bench = Bench(config)
+        folder, manifest = open_folder(config, bench.facts())
+        with live_progress(len(bench.requests)) as progress:
+            records, violations = bench.run(folder, progress.note)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"out of memory on {config.device}: {str(error).splitlines()[0]}; "
+            "try a smaller --dtype, --max-new-tokens or --limit"
+        ) from error
+    geometry = bench.loaded.target.geometry
+    report = summarise(
+        records,
+        moe_layers=geometry.moe_layers,
+        top_k=geometry.top_k,
+        expert_bytes=geometry.expert_bytes,
+        always_read_bytes=geometry.always_read_bytes,
+        methods=[MethodInfo(m.label, m.true_routing) for m in bench.methods],
+        check=config.check,
+        baseline=bench.methods[1].label,
+    )
+    (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
+    console = Console()
+    print_report(report, manifest, console)
+    console.print(f"run folder: {folder}", soft_wrap=True)
+    for violation in violations:
+        print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
+    return exit_code(records, gated=manifest["dtype"] == "float32" and manifest["device"] == "cpu")
+
+
+def exit_code(records: list[PromptRecord], *, gated: bool) -> int:
+    """1 when an output is not AR's; where ``gated`` (float32 on a CPU) numeric ties do not excuse it."""
+    refused = {"violated", "ties"} if gated else {"violated"}
+    return EXIT_VIOLATED if any(record.verdict in refused for record in records) else 0
+
+
+class live_progress:
+    """A bar on stderr: prompt, method, and tokens per second so far."""
+
+    def __init__(self, prompts: int) -> None:
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        ]
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("loading", total=prompts)
+        self._tokens, self._seconds = 0, 0.0
+
+    def __enter__(self) -> live_progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def note(self, index: int, label: str, record: PromptRecord | None) -> None:
+        """A method begins (no record) or has finished a prompt."""
+        if record is not None:
+            self._tokens += len(record.tokens)
+            self._seconds += record.prefill_seconds + record.decode_seconds
+        rate = f", {self._tokens / self._seconds:.0f} tokens/s" if self._seconds else ""
+        self._bar.update(
+            self._task,
+            completed=index + (record is not None),
+            description=f"prompt {index + 1}: {label}{rate}",
+        )
+
+
+def plugins_command() -> None:
+    """Print two tables, and what could not be loaded."""
+    from ecospec.harness.plugins import load_plugins
+
+    plugins = load_plugins()
+    console = Console(width=console_width())
+    for registry in (plugins.policies, plugins.predictors):
+        kind = registry.kind
+        table = Table(title=f"{kind} plugins", title_justify="left", title_style="bold")
+        for column in (kind, "parameters", "from", "what it does"):
+            table.add_column(column, overflow="fold")
+        for row in registry.describe():
+            names = ", ".join((row.name, *row.aliases))
+            parameters = "\n".join(
+                f"{p.name}={p.default}" + (f" ({p.help})" if p.help else "")
+                if not p.required
+                else f"{p.name} ({p.type_name}, required)"
+                for p in row.parameters
+            )
+            table.add_row(names, parameters or "–", row.provider, row.doc)
+        console.print(table)
+
+
+def train_command(kind: str, options: dict[str, Any]) -> None:
+    """Train one part; the options not given are the recipe's."""
+    quieten()
+    # oneDNN compiles a kernel per shape; with its default cache the small products of a step evict each other.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")
+    import torch
+
+    from ecospec.harness.training import drafter, predictor, target
+
+    if options["steps"] < 1:
+        raise UserError(f"--steps {options['steps']}: expected an integer of at least 1")
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    recipes: dict[str, Any] = {
+        "target": target.TargetRecipe(),
+        "drafter": drafter.DrafterRecipe(),
+        "predictor": predictor.PredictorRecipe(),
+    }
+    changed = {key: options[key] for key in ("steps", "seconds", "seed")}
+    if options["learning_rate"] is not None:
+        changed["learning_rate"] = options["learning_rate"]
+    recipe = dataclasses.replace(recipes[kind], **changed)
+    common = {"recipe": recipe, "device": options["device"], "resume": options["resume"]}
+    corpus, output = options["corpus"], options["output"]
+    if kind == "target":
+        figures = target.train_target(corpus, output, **common)
+    elif kind == "drafter":
+        figures = drafter.train_drafter(options["target"], corpus, output, **common)
+    else:
+        figures = predictor.train_predictor(options["target"], corpus, output, **common)
+    print(json.dumps(figures))
+    print(f"written to {Path(output)}")

@@ -1,0 +1,50 @@
+"""All that a run is asked for, in one dataclass; the command line and ``--config`` fill the same fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKS = ("all", "sample", "none")
+SAMPLE_EVERY = 4
+"""With ``--check sample``, every fourth prompt is checked."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. The fields are the options of ``ecospec-bench`` with underscores.
+
+    Attributes:
+        target: None for the embedded model, else a checkpoint folder or hub name.
+        drafter: EAGLE-3 head; None for the embedded one (embedded target only).
+        data: ``embedded`` or a JSONL file in the data set's columns.
+        limit: at most so many prompts; None for all.
+        widen: widening factor of the routed experts; None for what the embedded model asks for, else 1.
+        device, dtype: ``auto`` means CUDA and bfloat16 where there is a GPU, else CPU and float32; the
+            embedded model is always float32.
+        output: the run folder; None for a new one under ``runs/``.
+    """
+
+    suite: str
+    policy: tuple[str, ...]
+    baseline: str = "confidence"
+    predictor: str = "learned"
+    target: str | None = None
+    drafter: str | None = None
+    data: str = "embedded"
+    limit: int | None = None
+    max_new_tokens: int = 128
+    budget: int = 4
+    draft_steps: int = 3
+    draft_topk: int = 2
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    widen: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    check: str = "all"
+    output: Path | None = None
+    resume: bool = False

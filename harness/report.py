@@ -1,0 +1,350 @@
+"""What a run's records amount to: one row per method, every number with its convention beside it.
+
+Sums run over the prompts that *all* methods finished, so that no method is measured on easier ones.
+"Pooled" divides a sum over all steps by their number; "mean over prompts" averages the prompts' own values.
+A number that cannot be had (no step was taken, or the method must not have it) is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+from ecospec.harness.records import AR, PromptRecord
+from ecospec.harness.stats import Ratio, paired_ratio
+
+SCHEMA = 1
+"""Version of what `report_json` gives; it changes when a key changes its name or meaning."""
+
+PHASES = ("draft", "predict", "select", "verify", "commit")
+VERDICTS = ("unchecked", "exact", "ties", "violated")
+"""From nothing known to worst."""
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """A column of the report.
+
+    Attributes:
+        true_routing: it looks at the target's true routing, which only an extra pass can know. It gets
+            verification metrics alone: no speed-up, no tokens/s, no T_predict.
+    """
+
+    label: str
+    true_routing: bool = False
+
+
+@dataclass(frozen=True)
+class Lossless:
+    """The lossless check over *all* prompts of a method, also those that another method did not finish.
+
+    Attributes:
+        verdict: the worst of the prompts' verdicts; unchecked ones count only if there are no others.
+        violated: prompts whose verdict is violated.
+        ties: differences from AR that numeric noise explains.
+        largest_gap: the largest gap, in logits, of a prompt whose verdict is ties.
+    """
+
+    verdict: str
+    checked: int
+    prompts: int
+    violated: int
+    ties: int
+    largest_gap: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Decode-only speed-up of single prompts: how far they lie apart, whatever their weight."""
+
+    median: float
+    low: float
+    high: float
+    prompts: int
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method's numbers.
+
+    Attributes:
+        speedup: (Σ AR seconds / Σ AR tokens) / (Σ method seconds / Σ method tokens), prefill and the first
+            token included.
+        decode_speedup: the same over decode seconds and the tokens after the first.
+        over_baseline: decode-only, with the baseline policy in AR's place; for the methods listed after it.
+        decode_spread: decode-only speed-up per prompt.
+        tokens_per_second: Σ tokens / Σ (prefill + decode seconds).
+        decode_tokens_per_second: Σ tokens after the first / Σ decode seconds.
+        acceptance_length: α = Σ emitted / Σ steps, tokens per step; AR's is 1.
+        active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K.
+        verified_tokens: Σ selected / Σ steps, root included.
+        phase_ms: T of each phase, milliseconds per step: Σ phase seconds / Σ steps · 1000.
+        outside_target: 1 − Σ verify seconds / Σ seconds of all phases.
+        rho: ρ = T_AR / T_verify, the mean forward pass of AR against that of verification.
+        expert_bytes_per_step: Σ expert pairs / Σ steps · bytes of one expert.
+        bytes_per_step: the same and the bytes that a step always reads.
+        achieved_gb_per_second: bytes per step / T_verify, in 10⁹ bytes per second.
+        predicted_overlap: share of the verified nodes' true experts that were predicted, mean over steps.
+    """
+
+    label: str
+    true_routing: bool
+    steps: int
+    speedup: Ratio | None
+    decode_speedup: Ratio | None
+    over_baseline: Ratio | None
+    decode_spread: Spread | None
+    tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+    acceptance_length: float | None
+    acceptance_length_prompt_mean: float | None
+    active_experts: float | None
+    active_experts_prompt_mean: float | None
+    verified_tokens: float | None
+    phase_ms: dict[str, float | None]
+    outside_target: float | None
+    rho: float | None
+    expert_bytes_per_step: float | None
+    bytes_per_step: float | None
+    achieved_gb_per_second: float | None
+    predicted_overlap: float | None
+    lossless: Lossless
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, and what they have in common.
+
+    Attributes:
+        prompts: finished by all methods; everything but the lossless check is over these.
+        prompts_begun: finished by at least one method.
+        prompts_without_step: of ``prompts``, those whose AR output is one token, from the prefill.
+        baseline: label of the policy that the methods after it are compared with.
+        check: what was to be checked for losslessness: all, sample or none.
+    """
+
+    prompts: int
+    prompts_begun: int
+    prompts_without_step: int
+    baseline: str
+    check: str
+    moe_layers: int
+    top_k: int
+    expert_bytes: int
+    always_read_bytes: int
+    rows: tuple[MethodRow, ...]
+
+
+def summarise(
+    records: Sequence[PromptRecord],
+    *,
+    methods: Sequence[MethodInfo],
+    moe_layers: int,
+    top_k: int,
+    expert_bytes: int,
+    always_read_bytes: int,
+    check: str,
+    baseline: str = "confidence",
+) -> Report:
+    """Turn records into a report.
+
+    Args:
+        records: in any order; of two of the same prompt and method the later counts (a resumed run), and
+            those of methods not named in ``methods`` do not.
+        methods: in the order of the report, `AR` among them.
+        moe_layers, top_k, expert_bytes, always_read_bytes: the target's geometry.
+        baseline: the label that `MethodRow.over_baseline` compares with.
+    """
+    by_method: dict[str, dict[str, PromptRecord]] = {method.label: {} for method in methods}
+    for record in records:
+        if record.method in by_method:
+            by_method[record.method][record.prompt_id] = record
+    begun = dict.fromkeys(prompt for found in by_method.values() for prompt in found)
+    finished = [prompt for prompt in begun if all(prompt in found for found in by_method.values())]
+    counted = {label: [found[prompt] for prompt in finished] for label, found in by_method.items()}
+    order = [method.label for method in methods]
+    honest = {method.label for method in methods if not method.true_routing}
+
+    def row(method: MethodInfo) -> MethodRow:
+        after = baseline in order and order.index(method.label) > order.index(baseline)
+        return _row(
+            method,
+            counted[method.label],
+            ar=counted.get(AR, []),
+            baseline=counted[baseline] if after and baseline in honest else None,
+            moe_layers=moe_layers,
+            expert_bytes=expert_bytes,
+            always_read_bytes=always_read_bytes,
+            lossless=_lossless(by_method[method.label].values()),
+        )
+
+    return Report(
+        prompts=len(finished),
+        prompts_begun=len(begun),
+        prompts_without_step=sum(record.steps == 0 for record in counted.get(AR, [])),
+        baseline=baseline,
+        check=check,
+        moe_layers=moe_layers,
+        top_k=top_k,
+        expert_bytes=expert_bytes,
+        always_read_bytes=always_read_bytes,
+        rows=tuple(row(method) for method in methods),
+    )
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """The report as plain JSON values, with its schema version."""
+    plain: dict[str, Any] = json.loads(json.dumps({"schema": SCHEMA, **asdict(report)}, allow_nan=False))
+    return plain
+
+
+def _row(
+    method: MethodInfo,
+    records: Sequence[PromptRecord],
+    *,
+    ar: Sequence[PromptRecord],
+    baseline: Sequence[PromptRecord] | None,
+    moe_layers: int,
+    expert_bytes: int,
+    always_read_bytes: int,
+    lossless: Lossless,
+) -> MethodRow:
+    honest = not method.true_routing
+    steps = sum(r.steps for r in records)
+    pairs_per_step = _divide(sum(r.expert_pairs for r in records), steps)
+    verify_seconds = _divide(_phase(records, "verify"), steps)
+    ar_seconds = _divide(_phase(ar, "verify"), sum(r.steps for r in ar))
+    phase_ms = {name: _scaled(_divide(_phase(records, name), steps), 1e3) for name in PHASES}
+    outside = _divide(_phase(records, "verify"), sum(_phase(records, name) for name in PHASES))
+    routed_bytes = _scaled(pairs_per_step, expert_bytes)
+    all_bytes = None if routed_bytes is None else routed_bytes + always_read_bytes
+    if method.true_routing:
+        phase_ms["predict"] = None
+    return MethodRow(
+        label=method.label,
+        true_routing=method.true_routing,
+        steps=steps,
+        speedup=_speedup(ar, records, _whole_seconds, _whole_tokens) if honest else None,
+        decode_speedup=_speedup(ar, records, _decode_seconds, _decode_tokens) if honest else None,
+        over_baseline=(
+            _speedup(baseline, records, _decode_seconds, _decode_tokens)
+            if honest and baseline is not None
+            else None
+        ),
+        decode_spread=_spread(ar, records) if honest else None,
+        tokens_per_second=_rate(records, _whole_tokens, _whole_seconds) if honest else None,
+        decode_tokens_per_second=_rate(records, _decode_tokens, _decode_seconds) if honest else None,
+        acceptance_length=_divide(sum(r.emitted for r in records), steps),
+        acceptance_length_prompt_mean=_mean(_divide(r.emitted, r.steps) for r in records),
+        active_experts=_divide(pairs_per_step, moe_layers),
+        active_experts_prompt_mean=_mean(_divide(r.expert_pairs, r.steps * moe_layers) for r in records),
+        verified_tokens=_divide(sum(r.selected for r in records), steps),
+        phase_ms=phase_ms,
+        outside_target=1 - outside if honest and outside is not None else None,
+        rho=_divide(ar_seconds, verify_seconds),
+        expert_bytes_per_step=routed_bytes,
+        bytes_per_step=all_bytes,
+        achieved_gb_per_second=_scaled(_divide(all_bytes, verify_seconds), 1e-9),
+        predicted_overlap=_overlap(records),
+        lossless=lossless,
+    )
+
+
+def _whole_seconds(record: PromptRecord) -> float:
+    return record.prefill_seconds + record.decode_seconds
+
+
+def _whole_tokens(record: PromptRecord) -> int:
+    return len(record.tokens)
+
+
+def _decode_seconds(record: PromptRecord) -> float:
+    # Without a step it is the time between two looks at the clock.
+    return record.decode_seconds if record.steps else 0.0
+
+
+def _decode_tokens(record: PromptRecord) -> int:
+    return max(0, len(record.tokens) - 1)
+
+
+def _speedup(
+    slow: Sequence[PromptRecord],
+    fast: Sequence[PromptRecord],
+    seconds: Callable[[PromptRecord], float],
+    tokens: Callable[[PromptRecord], int],
+) -> Ratio:
+    """(Σ slow seconds / Σ slow tokens) / (Σ fast seconds / Σ fast tokens), over prompts that have both."""
+    pairs = _timed_pairs(slow, fast, seconds, tokens)
+    return paired_ratio(
+        [seconds(a) for a, _ in pairs],
+        [seconds(b) for _, b in pairs],
+        numerator_per=[tokens(a) for a, _ in pairs],
+        denominator_per=[tokens(b) for _, b in pairs],
+    )
+
+
+def _timed_pairs(
+    slow: Sequence[PromptRecord],
+    fast: Sequence[PromptRecord],
+    seconds: Callable[[PromptRecord], float],
+    tokens: Callable[[PromptRecord], int],
+) -> list[tuple[PromptRecord, PromptRecord]]:
+    pairs = zip(slow, fast, strict=True) if slow else ()
+    return [pair for pair in pairs if all(seconds(record) > 0 and tokens(record) > 0 for record in pair)]
+
+
+def _spread(ar: Sequence[PromptRecord], records: Sequence[PromptRecord]) -> Spread | None:
+    pairs = _timed_pairs(ar, records, _decode_seconds, _decode_tokens)
+    if not pairs:
+        return None
+    ratios = [
+        (a.decode_seconds / _decode_tokens(a)) / (b.decode_seconds / _decode_tokens(b)) for a, b in pairs
+    ]
+    return Spread(median(ratios), min(ratios), max(ratios), len(ratios))
+
+
+def _lossless(records: Iterable[PromptRecord]) -> Lossless:
+    found = list(records)
+    verdicts = [r.verdict for r in found]
+    return Lossless(
+        verdict=max(verdicts, key=VERDICTS.index, default="unchecked"),
+        checked=sum(v != "unchecked" for v in verdicts),
+        prompts=len(found),
+        violated=verdicts.count("violated"),
+        ties=sum(r.ties for r in found),
+        largest_gap=max((r.largest_gap for r in found if r.verdict == "ties"), default=0.0),
+    )
+
+
+def _overlap(records: Sequence[PromptRecord]) -> float | None:
+    """Mean over steps; a record holds the mean over its own."""
+    known = [(r.predicted_overlap, r.steps) for r in records if r.predicted_overlap is not None]
+    return _divide(sum(share * steps for share, steps in known), sum(steps for _, steps in known))
+
+
+def _phase(records: Sequence[PromptRecord], name: str) -> float:
+    return sum((r.phase_seconds.get(name, 0.0) for r in records), 0.0)
+
+
+def _rate(
+    records: Sequence[PromptRecord],
+    tokens: Callable[[PromptRecord], int],
+    seconds: Callable[[PromptRecord], float],
+) -> float | None:
+    return _divide(sum(map(tokens, records)), sum(map(seconds, records)))
+
+
+def _divide(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,102 @@
+"""A report as a Markdown page, for a run folder or a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ecospec.harness.report import Report
+from ecospec.harness.report_text import NONE, headline, notes, table_lines
+
+RUN_KEYS = {
+    "suite": "suite",
+    "source": "data",
+    "exemplars": "exemplars",
+    "target": "target",
+    "widened": "experts widened by",
+    "drafter": "drafter",
+    "predictor": "predictor",
+    "budget": "budget γ",
+    "draft_steps": "draft steps",
+    "draft_topk": "draft top-k",
+    "max_new_tokens": "most new tokens",
+    "temperature": "temperature",
+    "top_p": "top-p",
+    "top_k": "top-k",
+    "seed": "seed",
+    "check": "lossless check",
+    "dtype": "dtype",
+    "device": "device",
+    "device_name": "device name",
+    "threads": "threads",
+    "versions": "versions",
+    "started": "started",
+}
+"""What a page says of the manifest, in this order, under these names."""
+
+
+def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
+    """The whole page: what was run, the table, notes, spread over prompts, definitions.
+
+    Args:
+        manifest: keys it lacks are left out.
+    """
+    suite = manifest.get("suite")
+    labels = [row.label for row in report.rows]
+    lines = table_lines(report)
+    table = [[line.label.strip(), *(line.cell(row) for row in report.rows)] for line in lines]
+    spread = [
+        [row.label, *(f"{x:.3f}" for x in (found.median, found.low, found.high)), str(found.prompts)]
+        for row in report.rows
+        if (found := row.decode_spread) is not None
+    ]
+    blocks = [
+        f"# ecospec report{f': {_escape(suite)}' if suite else ''}",
+        _escape(headline(report, manifest)),
+        "## What was run",
+        _bullets(
+            f"{name}: {_escape(_plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest
+        ),
+        "## Results",
+        _table(["", *labels], table),
+        "## Notes",
+        _bullets(map(_escape, notes(report, manifest))),
+        "## Spread over prompts",
+        "The decode-only speed-up of each prompt by itself.",
+        _table(["", "median", "min", "max", "prompts"], spread),
+        "## How each number is defined",
+        'Sums (Σ) run over the prompts that every method finished. "95 % interval" is a paired bootstrap '
+        'over prompts; "mean over prompts" averages the prompts\' own values of the line above it.',
+        _bullets(f"**{_escape(line.label)}**: {_escape(line.meaning)}" for line in lines if line.meaning),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _bullets(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in (list(map(_escape, header)), rule, *(list(map(_escape, row)) for row in rows))
+    )
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return str(value)
+
+
+def _escape(value: Any) -> str:
+    """Text that Markdown shows as it is, also inside a table cell, and on one line."""
+    text = " ".join(str(value).split())
+    for special in "\\`*<|[":
+        text = text.replace(special, f"\\{special}")
+    return text

@@ -1,0 +1,73 @@
+"""The run folder: ``manifest.json`` first, ``prompts.jsonl`` as prompts finish, reports at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ecospec.errors import UserError
+from ecospec.harness.config import RunConfig
+from ecospec.harness.manifest import write_manifest
+from ecospec.harness.records import PromptRecord, append_records
+
+MANIFEST, RECORDS = "manifest.json", "prompts.jsonl"
+
+# What a resumed run must share with the run it goes on from.
+RESUME_KEYS = (
+    "suite baseline policy predictor methods target drafter widened data_sha256 prompts_sha256 max_new_tokens "
+    "budget draft_steps draft_topk temperature top_p top_k seed dtype device threads check checkpoint_sha256"
+).split()
+
+
+def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Make the run folder and write the manifest, or check that a resumed run is the same one.
+
+    Raises:
+        UserError: the folder holds another run, or nothing to resume.
+    """
+    folder = config.output or new_folder(config.suite)
+    manifest_path = folder / MANIFEST
+    if config.resume:
+        if not manifest_path.is_file():
+            raise UserError(f"--resume: {folder} holds no run (no manifest.json); give its --output folder")
+        manifest: dict[str, Any] = json.loads(manifest_path.read_text(encoding="utf-8"))
+        for key in RESUME_KEYS:
+            if manifest.get(key) != facts.get(key):
+                raise UserError(
+                    f"--resume: {folder} was run with {key} = {manifest.get(key)!r}, now it is "
+                    f"{facts.get(key)!r}; expected the same run"
+                )
+        return folder, manifest
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
+    return folder, write_manifest(folder, facts)
+
+
+def new_folder(suite: str) -> Path:
+    """``runs/<suite>-<time>``, not yet existing."""
+    stem = f"{suite}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (Path("runs") / (f"{stem}-{n}" if n else stem) for n in range(1000))
+    return next(path for path in candidates if not path.exists())
+
+
+def finished_prompts(records: Sequence[PromptRecord], labels: Sequence[str]) -> set[str]:
+    """Prompts that have a record of every method."""
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        seen.setdefault(record.prompt_id, set()).add(record.method)
+    return {prompt for prompt, methods in seen.items() if set(labels) <= methods}
+
+
+def rewrite_records(path: Path, records: Sequence[PromptRecord]) -> None:
+    """Leave only whole prompts in the file, so that a resumed run appends to a clean one."""
+    partial = path.with_suffix(".partial")
+    partial.write_text("", encoding="utf-8")
+    append_records(partial, records)
+    partial.replace(path)

@@ -1,0 +1,356 @@
+"""The EAGLE-3 head: the published layout, every way it can misfit, and its forward pass written out again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_models import CONTEXT, FEATURE_LAYERS, HIDDEN, VOCAB, head_facts
+from torch import Tensor
+
+from ecospec.errors import UserError
+from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers, load_eagle3
+from ecospec.predictors.kv_cache import SlotCache
+
+DRAFT_VOCAB = 20
+HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 8, 48
+DRAFT_IDS = list(range(2, 2 + 3 * DRAFT_VOCAB, 3))
+
+
+def published_tensors(draft_vocab: int = VOCAB) -> dict[str, Tensor]:
+    """Random tensors under the names and shapes of the published checkpoints, with maps where D < V."""
+    shapes = {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+        "midlayer.input_layernorm.weight": (HIDDEN,),
+        "midlayer.post_attention_layernorm.weight": (HIDDEN,),
+        "midlayer.self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+        "midlayer.mlp.gate_proj.weight": (INNER, HIDDEN),
+        "midlayer.mlp.up_proj.weight": (INNER, HIDDEN),
+        "midlayer.mlp.down_proj.weight": (HIDDEN, INNER),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (draft_vocab, HIDDEN),
+    }
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) * 0.3 + float(len(shape) == 1) for name, shape in shapes.items()}
+    if draft_vocab < VOCAB:
+        tensors["d2t"] = torch.tensor(DRAFT_IDS) - torch.arange(draft_vocab)
+        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
+        tensors["t2d"][DRAFT_IDS] = True
+    return tensors
+
+
+def write(folder: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(facts))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A head whose draft vocabulary is smaller than the target's."""
+    return write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), published_tensors(DRAFT_VOCAB))
+
+
+def load(folder: Path, **target: int) -> Eagle3Head:
+    fitting = {"target_vocab": VOCAB, "target_hidden": HIDDEN, "target_layers": 8}
+    return load_eagle3(folder, **{**fitting, **target})
+
+
+def refusal(folder: Path, **target: int) -> str:
+    with pytest.raises(UserError) as caught:
+        load(folder, **target)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"drafter {folder}: ")
+    return message.removeprefix(f"drafter {folder}: ")
+
+
+# --- the forward pass, from the description of the published heads
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary embedding of [heads, n, d]: pairs (i, i + d/2) turned by position · theta^(−2i/d)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None].float() * theta ** (-torch.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat(
+        (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), dim=-1
+    )
+
+
+def written_out(tensors: dict[str, Tensor], embeddings: Tensor, hidden: Tensor, theta: float = 10000.0) -> Tensor:
+    """States [n, H] of entries 0..n−1 under causal attention."""
+    layer = {name.removeprefix("midlayer.").removesuffix(".weight"): t for name, t in tensors.items()}
+    n = embeddings.shape[0]
+    positions = torch.arange(n)
+    x = torch.cat((rms_norm(embeddings, layer["input_layernorm"]), rms_norm(hidden, layer["hidden_norm"])), -1)
+    query, key, value = (
+        (x @ layer[f"self_attn.{part}_proj"].T).view(n, -1, HEAD_DIM).transpose(0, 1) for part in "qkv"
+    )
+    query, key = rotate(query, positions, theta), rotate(key, positions, theta)
+    attended = []
+    for head in range(HEADS):
+        shared = head // (HEADS // KV_HEADS)
+        scores = query[head] @ key[shared].T / HEAD_DIM**0.5
+        scores = scores.masked_fill(positions[None] > positions[:, None], float("-inf"))
+        attended.append(scores.softmax(-1) @ value[shared])
+    hidden = hidden + torch.cat(attended, -1) @ layer["self_attn.o_proj"].T
+    x = rms_norm(hidden, layer["post_attention_layernorm"])
+    gate = x @ layer["mlp.gate_proj"].T
+    return hidden + (gate * gate.sigmoid() * (x @ layer["mlp.up_proj"].T)) @ layer["mlp.down_proj"].T
+
+
+def head_states(head: Eagle3Head, embeddings: Tensor, hidden: Tensor) -> Tensor:
+    positions = torch.arange(len(embeddings))[None]
+    with torch.inference_mode():
+        return head(embeddings[None], hidden[None], positions, SlotCache(1, len(embeddings)), None)[0]
+
+
+@pytest.mark.parametrize("theta", [10000.0, 50.0])
+def test_a_loaded_head_computes_what_the_layout_describes(tmp_path: Path, theta: float) -> None:
+    tensors = published_tensors(DRAFT_VOCAB)
+    head = load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB, rope_theta=theta), tensors))
+    torch.manual_seed(1)
+    embeddings, features = torch.randn(7, HIDDEN), torch.randn(7, 3 * HIDDEN)
+    hidden = features @ tensors["fc.weight"].T
+    expected = written_out(tensors, embeddings, hidden, theta)
+    torch.testing.assert_close(head.fc(features), hidden, atol=1e-4, rtol=1e-4)
+    states = head_states(head, embeddings, hidden)
+    torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+    logits = rms_norm(expected, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+    torch.testing.assert_close(head.logits(states), logits, atol=1e-3, rtol=1e-4)
+
+
+def test_without_a_rope_theta_it_is_ten_thousand(tmp_path: Path) -> None:
+    facts = head_facts(draft_vocab=DRAFT_VOCAB)
+    del facts["rope_theta"]
+    head = load(write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB)))
+    given = load(write(tmp_path / "given", head_facts(draft_vocab=DRAFT_VOCAB), published_tensors(DRAFT_VOCAB)))
+    torch.testing.assert_close(head.rotary.inv_freq, given.rotary.inv_freq)
+
+
+def test_the_embedding_comes_before_the_hidden_state(small: Path) -> None:
+    head = load(small)
+    embeddings, hidden = torch.randn(5, HIDDEN), torch.randn(5, HIDDEN)
+    swapped = head_states(head, hidden, embeddings)
+    assert (swapped - head_states(head, embeddings, hidden)).abs().max() > 0.1
+
+
+def test_a_published_checkpoint_loads_whole(small: Path) -> None:
+    head = load(small)
+    for name, tensor in published_tensors(DRAFT_VOCAB).items():
+        if name not in ("d2t", "t2d"):
+            assert torch.equal(head.get_parameter(name), tensor), name
+    assert head.config.feature_layers == FEATURE_LAYERS
+    assert head.config.draft_vocab_size == DRAFT_VOCAB
+
+
+def test_the_map_holds_offsets(small: Path) -> None:
+    assert load(small).to_target_ids(torch.arange(DRAFT_VOCAB)).tolist() == DRAFT_IDS
+
+
+@pytest.mark.parametrize("written", [None, VOCAB])
+def test_with_one_vocabulary_no_map_is_needed(tmp_path: Path, written: int | None) -> None:
+    head = load(write(tmp_path / "head", head_facts(draft_vocab=written), published_tensors()))
+    assert head.to_target_ids(torch.arange(VOCAB)).tolist() == list(range(VOCAB))
+
+
+def test_bfloat16_tensors_load(tmp_path: Path) -> None:
+    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in published_tensors(DRAFT_VOCAB).items()}
+    head = load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors))
+    assert torch.equal(head.fc.weight, tensors["fc.weight"].to(head.fc.weight.dtype))
+
+
+# --- layer ids
+
+
+def test_the_default_layers_are_a_low_a_middle_and_a_high_output() -> None:
+    assert default_feature_layers(48) == (1, 23, 44)
+    assert default_feature_layers(36) == (1, 17, 32)
+    assert default_feature_layers(94) == (1, 46, 90)  # the published Qwen3-235B head writes these
+
+
+def test_a_head_that_names_no_layers_gets_the_default(tmp_path: Path) -> None:
+    facts = head_facts(draft_vocab=DRAFT_VOCAB)
+    del facts["eagle_config"]
+    folder = write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB))
+    assert load(folder, target_layers=8).config.feature_layers == (1, 3, 4)
+    assert refusal(folder, target_layers=6) == (
+        "its config names no eagle_aux_hidden_state_layer_ids, and the default [1, 2, 2] is no choice for a "
+        "target of 6 layers"
+    )
+
+
+def test_another_number_of_layers_than_three_is_refused(tmp_path: Path) -> None:
+    facts = head_facts(draft_vocab=DRAFT_VOCAB, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
+    folder = write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB))
+    assert "names (1, 2) feature layers, expected three" in refusal(folder)
+
+
+# --- what does not fit
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(small: Path, name: str) -> None:
+    (small / name).unlink()
+    assert refusal(small) == f"no {name}; expected an EAGLE-3 head's folder"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_an_unreadable_file_is_refused(small: Path, name: str) -> None:
+    (small / name).write_bytes(b'{"hidden_size": 3')
+    assert refusal(small).startswith("not readable (")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [1, 2],
+        {"hidden_size": "large"},
+        {"num_attention_heads": 5},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nope"},
+        {"draft_vocab_size": "many"},
+        {"eagle_config": [0, 1, 2]},
+    ],
+)
+def test_a_config_that_describes_no_head_is_refused(small: Path, facts: Any) -> None:
+    changed = facts if isinstance(facts, list) else head_facts(draft_vocab=DRAFT_VOCAB) | facts
+    (small / "config.json").write_text(json.dumps(changed))
+    assert refusal(small).startswith("config.json is not that of a supported EAGLE-3 head (")
+
+
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
+def test_a_variant_that_would_be_computed_wrongly_is_refused(tmp_path: Path, flag: str) -> None:
+    for number, facts in enumerate(
+        (
+            head_facts(draft_vocab=DRAFT_VOCAB, **{flag: True}),
+            head_facts(
+                draft_vocab=DRAFT_VOCAB,
+                eagle_config={"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS), flag: True},
+            ),
+        )
+    ):
+        folder = write(tmp_path / str(number), facts, published_tensors(DRAFT_VOCAB))
+        assert f"{flag} is not supported" in refusal(folder)
+    folder = write(tmp_path / "off", head_facts(draft_vocab=DRAFT_VOCAB, **{flag: False}), published_tensors(DRAFT_VOCAB))
+    load(folder)
+
+
+def test_more_than_one_layer_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "h", head_facts(draft_vocab=DRAFT_VOCAB, num_hidden_layers=2), published_tensors(DRAFT_VOCAB))
+    assert "num_hidden_layers is 2, expected 1" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "midlayer.self_attn.k_proj.weight", "lm_head.weight"])
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    tensors = published_tensors()
+    shape = tuple(tensors.pop(name).shape)
+    folder = write(tmp_path / "head", head_facts(), tensors)
+    assert refusal(folder) == f"tensor {name} has shape nothing, expected {shape}"
+
+
+def test_a_tensor_that_would_be_ignored_is_named(tmp_path: Path) -> None:
+    extra = {"input_norm.weight": torch.ones(3 * HIDDEN)}
+    folder = write(tmp_path / "head", head_facts(), {**published_tensors(), **extra})
+    assert refusal(folder) == f"tensor input_norm.weight has shape {(3 * HIDDEN,)}, expected no such tensor"
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    tensors = {**published_tensors(), "fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
+    folder = write(tmp_path / "head", head_facts(), tensors)
+    assert refusal(folder) == f"tensor fc.weight has shape {(HIDDEN, 2 * HIDDEN)}, expected {(HIDDEN, 3 * HIDDEN)}"
+
+
+def test_a_smaller_draft_vocabulary_without_a_map_is_refused(tmp_path: Path) -> None:
+    tensors = published_tensors(DRAFT_VOCAB)
+    del tensors["d2t"], tensors["t2d"]
+    folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
+    assert refusal(folder) == (
+        f"draft vocabulary {DRAFT_VOCAB} is smaller than the target's {VOCAB}, but there is no d2t tensor to "
+        "map one to the other"
+    )
+
+
+def test_a_map_of_absolute_ids_is_refused(tmp_path: Path) -> None:
+    """Read as offsets, [2, 5, …, 59] reaches 59 + 19, which is no target id."""
+    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": torch.tensor(DRAFT_IDS)}
+    folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
+    assert "it holds offsets: target id = draft id + d2t" in refusal(folder)
+
+
+def test_absolute_ids_that_could_be_offsets_are_given_away_by_the_mask(tmp_path: Path) -> None:
+    low = torch.arange(DRAFT_VOCAB)  # i + i stays inside the vocabulary
+    mask = torch.zeros(VOCAB, dtype=torch.bool)
+    mask[low] = True
+    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": low, "t2d": mask}
+    folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
+    assert refusal(folder) == "t2d does not mark the target ids that d2t maps to"
+
+
+@pytest.mark.parametrize(
+    "d2t",
+    [
+        torch.zeros(DRAFT_VOCAB, dtype=torch.long).index_fill(0, torch.tensor([0]), -1),  # below zero
+        -torch.arange(DRAFT_VOCAB),  # all the same target id
+    ],
+)
+def test_a_map_to_no_or_to_equal_target_ids_is_refused(tmp_path: Path, d2t: Tensor) -> None:
+    folder = write(
+        tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), {**published_tensors(DRAFT_VOCAB), "d2t": d2t}
+    )
+    assert f"d2t must map draft ids to different target ids below {VOCAB}" in refusal(folder)
+
+
+def test_a_map_of_another_length_is_refused(tmp_path: Path) -> None:
+    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": torch.zeros(5, dtype=torch.long)}
+    folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
+    assert refusal(folder) == f"d2t has shape (5,), expected {(DRAFT_VOCAB,)}"
+
+
+def test_a_mask_that_disagrees_with_the_map_is_refused(tmp_path: Path) -> None:
+    tensors = published_tensors(DRAFT_VOCAB)
+    tensors["t2d"][DRAFT_IDS[3]] = False
+    folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
+    assert refusal(folder) == "t2d does not mark the target ids that d2t maps to"
+
+
+def test_a_map_without_a_mask_is_enough(tmp_path: Path) -> None:
+    tensors = published_tensors(DRAFT_VOCAB)
+    del tensors["t2d"]
+    load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors))
+
+
+def test_a_head_for_another_target_is_refused(small: Path, tmp_path: Path) -> None:
+    assert refusal(small, target_vocab=VOCAB + 1) == f"vocab_size is {VOCAB}, but the target needs {VOCAB + 1}"
+    assert (
+        refusal(small, target_hidden=HIDDEN * 2)
+        == f"target_hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
+    )
+    other = write(tmp_path / "other", head_facts(target_hidden_size=HIDDEN * 2), published_tensors())
+    assert refusal(other, target_hidden=HIDDEN * 2) == f"hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
+
+
+def test_a_draft_vocabulary_larger_than_the_targets_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", head_facts(draft_vocab=VOCAB + 1), published_tensors(VOCAB + 1))
+    assert refusal(folder) == f"draft vocabulary {VOCAB + 1} exceeds the target's {VOCAB}"
+
+
+def test_without_target_hidden_size_it_is_the_heads_own() -> None:
+    facts = head_facts()
+    del facts["target_hidden_size"]
+    config = Eagle3Config.from_dict(facts)
+    assert (config.target_hidden_size, config.llama.max_position_embeddings) == (HIDDEN, CONTEXT)
