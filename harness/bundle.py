@@ -11,12 +11,20 @@ from typing import Any
 
 from ecospec.errors import UserError
 
-TARGET_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+TARGET_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 HEAD_FILES = ("config.json", "model.safetensors")
 RECORD = "training.json"
 
 
-def write_bundle(target: Path, drafter: Path, predictor: Path, output: Path, *, widen: int, report: Path | None) -> None:
+def write_bundle(
+    target: Path, drafter: Path, predictor: Path, output: Path, *, widen: int, report: Path | None
+) -> None:
     """Copy the three parts to ``output`` and write ``bundle.json`` and ``CARD.md``.
 
     Args:
@@ -62,7 +70,7 @@ def sha256(path: Path) -> str:
 def measured(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Acceptance length and active experts per method from a run's ``report.json``."""
     return [
-        {"method": row["method"], "alpha": row["alpha"], "active_experts": row["active_experts"]}
+        {"method": row["label"], "alpha": row["acceptance_length"], "active_experts": row["active_experts"]}
         for row in report["rows"]
     ]
 
@@ -113,7 +121,9 @@ def card(facts: Mapping[str, Any]) -> str:
         lines.append("")
     if facts["measured"]:
         lines += ["## Measured", "", "| method | α | E |", "|---|---|---|"]
-        lines += [f"| {m['method']} | {_shown(m['alpha'])} | {_shown(m['active_experts'])} |" for m in facts["measured"]]
+        lines += [
+            f"| {m['method']} | {_shown(m['alpha'])} | {_shown(m['active_experts'])} |" for m in facts["measured"]
+        ]
         lines.append("")
     tokens = facts["training"]["target"]["train_tokens_by_source"]
     lines += ["## Text", "", "| source | licence | tokens in the stream | origin |", "|---|---|---|---|"]

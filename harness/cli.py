@@ -73,9 +73,7 @@ def run_options(command: F) -> F:
         _option("--data", default=DEFAULTS.data, help="'embedded', or a JSONL file in the data set's columns."),
         _option("--limit", type=int, help="Run at most this many prompts.  [default: all]", show_default=False),
         _option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, help="Most tokens per output."),
-        _option(
-            "--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."
-        ),
+        _option("--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."),
         _option("--draft-steps", type=int, default=DEFAULTS.draft_steps, help="Depth of the draft tree."),
         _option("--draft-topk", type=int, default=DEFAULTS.draft_topk, help="Children per expanded node."),
         _option("--temperature", type=float, default=DEFAULTS.temperature, help="0 is greedy."),
@@ -230,7 +228,10 @@ def main() -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted; finished prompts are in the run folder, --resume goes on from there", EXIT_INTERRUPTED)
+        _fail(
+            "interrupted; finished prompts are in the run folder, --resume goes on from there",
+            EXIT_INTERRUPTED,
+        )
     except click.ClickException as error:
         _fail(error.format_message(), EXIT_USER)
     except UserError as error:

@@ -1,6 +1,6 @@
 """The decoding loops: plain autoregressive, and speculative in one straight line.
 
-    draft → predict experts → select → verify → accept → commit
+draft → predict experts → select → verify → accept → commit
 """
 
 from __future__ import annotations
@@ -255,9 +255,7 @@ def _expert_sets(
     return ExpertSets.from_topk(predictor.predict(tree), experts)
 
 
-def _overlap(
-    predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], step: Pass, experts: int
-) -> float | None:
+def _overlap(predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], step: Pass, experts: int) -> float | None:
     """Mean share of the selected nodes' true experts that were predicted."""
     if predicted is None:
         return None

@@ -188,11 +188,16 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
     try:
         config = Eagle3Config.from_dict(raw)
         head = Eagle3Head(config)
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StrictDataclassError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        StrictDataclassError,
+    ) as error:
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"drafter {folder}: config.json is not that of a supported EAGLE-3 head ({reason})"
-        ) from error
+        raise UserError(f"drafter {folder}: config.json is not that of a supported EAGLE-3 head ({reason})") from error
     if config.feature_layers is None:
         layers = default_feature_layers(target_layers)
         if not 0 <= layers[0] < layers[1] < layers[2] < target_layers:

@@ -89,9 +89,7 @@ def _is_plain_swiglu(module: Any) -> bool:
     )
 
 
-def union_experts_forward(
-    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
+def union_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts forward that reads each activated expert once; the twin of the library's ``eager``.
 
     Token-expert pairs are sorted by expert, each expert multiplies its rows, and the routing weight is

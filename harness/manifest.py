@@ -36,7 +36,11 @@ def git_revision() -> str | None:
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
@@ -52,7 +56,11 @@ def device_facts(device: str) -> dict[str, Any]:
     """What the run is measured on."""
     import torch
 
-    facts: dict[str, Any] = {"device": device, "platform": platform.platform(), "threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {
+        "device": device,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
     if device.startswith("cuda"):
         facts["name"] = torch.cuda.get_device_name(device)
         facts["memory_bytes"] = torch.cuda.get_device_properties(device).total_memory

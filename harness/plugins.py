@@ -78,9 +78,7 @@ class Plugins:
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
-        claimants = [
-            plugin for plugin in self.broken if name in plugin.claims and plugin.kind in ("", registry.kind)
-        ]
+        claimants = [plugin for plugin in self.broken if name in plugin.claims and plugin.kind in ("", registry.kind)]
         if claimants:
             raise UserError(
                 f"{registry.kind} {name!r}: {claimants[0]}; mend or uninstall it, "
@@ -137,8 +135,7 @@ def _allowed_entry_points() -> list[EntryPoint]:
     for name in names:
         if name not in found.names:
             raise UserError(
-                f"{ENVIRONMENT_VARIABLE} names {name!r}, which is not an installed plugin: "
-                f"{nearest(name, found.names)}"
+                f"{ENVIRONMENT_VARIABLE} names {name!r}, which is not an installed plugin: {nearest(name, found.names)}"
             )
     return [entry_point for entry_point in ordered if entry_point.name in names]
 

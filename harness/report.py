@@ -230,9 +230,7 @@ def _row(
         speedup=_speedup(ar, records, _whole_seconds, _whole_tokens) if honest else None,
         decode_speedup=_speedup(ar, records, _decode_seconds, _decode_tokens) if honest else None,
         over_baseline=(
-            _speedup(baseline, records, _decode_seconds, _decode_tokens)
-            if honest and baseline is not None
-            else None
+            _speedup(baseline, records, _decode_seconds, _decode_tokens) if honest and baseline is not None else None
         ),
         decode_spread=_spread(ar, records) if honest else None,
         tokens_per_second=_rate(records, _whole_tokens, _whole_seconds) if honest else None,
@@ -300,9 +298,7 @@ def _spread(ar: Sequence[PromptRecord], records: Sequence[PromptRecord]) -> Spre
     pairs = _timed_pairs(ar, records, _decode_seconds, _decode_tokens)
     if not pairs:
         return None
-    ratios = [
-        (a.decode_seconds / _decode_tokens(a)) / (b.decode_seconds / _decode_tokens(b)) for a, b in pairs
-    ]
+    ratios = [(a.decode_seconds / _decode_tokens(a)) / (b.decode_seconds / _decode_tokens(b)) for a, b in pairs]
     return Spread(median(ratios), min(ratios), max(ratios), len(ratios))
 
 

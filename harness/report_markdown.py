@@ -54,9 +54,7 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         f"# ecospec report{f': {_escape(suite)}' if suite else ''}",
         _escape(headline(report, manifest)),
         "## What was run",
-        _bullets(
-            f"{name}: {_escape(_plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest
-        ),
+        _bullets(f"{name}: {_escape(_plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest),
         "## Results",
         _table(["", *labels], table),
         "## Notes",

@@ -206,8 +206,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
 def _prompt_notes(report: Report) -> Iterator[str]:
     if report.prompts < report.prompts_begun:
         yield (
-            f"{report.prompts} of {report.prompts_begun} prompts were finished by every method; "
-            "only these are counted"
+            f"{report.prompts} of {report.prompts_begun} prompts were finished by every method; only these are counted"
         )
     if report.prompts_without_step:
         yield (
@@ -261,8 +260,7 @@ def _interval_notes(report: Report) -> Iterator[str]:
                 missing.setdefault(ratio.why, {})[row.label] = None
             elif ratio.value is not None and ratio.interval is not None and 1.0 in ratio.interval:
                 yield (
-                    f"{row.label}: the {kind}, {ratio.value:.3f} ({_interval(ratio)}), is not "
-                    "distinguishable from 1.0"
+                    f"{row.label}: the {kind}, {ratio.value:.3f} ({_interval(ratio)}), is not distinguishable from 1.0"
                 )
     for why, labels in missing.items():
         yield f"{', '.join(labels)}: no interval can be given ({why})"

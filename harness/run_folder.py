@@ -16,10 +16,31 @@ from ecospec.harness.records import PromptRecord, append_records
 MANIFEST, RECORDS = "manifest.json", "prompts.jsonl"
 
 # What a resumed run must share with the run it goes on from.
-RESUME_KEYS = (
-    "suite baseline policy predictor methods target drafter widened data_sha256 prompts_sha256 max_new_tokens "
-    "budget draft_steps draft_topk temperature top_p top_k seed dtype device threads check checkpoint_sha256"
-).split()
+RESUME_KEYS = [
+    "suite",
+    "baseline",
+    "policy",
+    "predictor",
+    "methods",
+    "target",
+    "drafter",
+    "widened",
+    "data_sha256",
+    "prompts_sha256",
+    "max_new_tokens",
+    "budget",
+    "draft_steps",
+    "draft_topk",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "dtype",
+    "device",
+    "threads",
+    "check",
+    "checkpoint_sha256",
+]
 
 
 def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

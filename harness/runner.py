@@ -14,7 +14,14 @@ from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import CHECKS, SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, decode_ar, decode_speculative
 from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
-from ecospec.harness.loading import DTYPES, LoadedTarget, embedded_facts, embedded_folder, load_target, target_view
+from ecospec.harness.loading import (
+    DTYPES,
+    LoadedTarget,
+    embedded_facts,
+    embedded_folder,
+    load_target,
+    target_view,
+)
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
 from ecospec.harness.manifest import checkpoint_hash, device_facts, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
@@ -98,7 +105,13 @@ class Bench:
         self.methods = [Method(AR)]
         for label, policy in policies.items():
             speculation = Speculation(
-                policy, self.head, config.budget, config.draft_steps, config.draft_topk, bound, predictor.oracle
+                policy,
+                self.head,
+                config.budget,
+                config.draft_steps,
+                config.draft_topk,
+                bound,
+                predictor.oracle,
             )
             self.methods.append(Method(label, speculation))
         self.requests = [self._render(problem) for problem in self.suite.problems]
@@ -246,9 +259,7 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     return device, DTYPES[config.dtype]
 
 
-def load_parts(
-    config: RunConfig, device: str, dtype: torch.dtype
-) -> tuple[LoadedTarget, Eagle3Head, Path | None]:
+def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[LoadedTarget, Eagle3Head, Path | None]:
     """Target, drafter, and the folder of the embedded model where that is used."""
     bundle = embedded_folder() if config.target is None else None
     if config.drafter is not None:

@@ -69,9 +69,7 @@ def paired_ratio(
     """
     top, bottom = _array(numerator), _array(denominator)
     top_per = np.full(len(top), 1 / max(1, len(top))) if numerator_per is None else _array(numerator_per)
-    bottom_per = (
-        np.full(len(bottom), 1 / max(1, len(bottom))) if denominator_per is None else _array(denominator_per)
-    )
+    bottom_per = np.full(len(bottom), 1 / max(1, len(bottom))) if denominator_per is None else _array(denominator_per)
     lengths = [len(array) for array in (top, bottom, top_per, bottom_per)]
     if len(set(lengths)) > 1:
         raise ValueError(f"paired arrays must have one length, but have {lengths}")

@@ -21,8 +21,7 @@ def token_limit(prompt_tokens: int, max_new_tokens: int, context: int, prompt_id
     """
     if prompt_tokens >= context:
         raise UserError(
-            f"prompt {prompt_id!r} has {prompt_tokens} tokens; expected fewer than the target's context "
-            f"of {context}"
+            f"prompt {prompt_id!r} has {prompt_tokens} tokens; expected fewer than the target's context of {context}"
         )
     return min(max_new_tokens, context - prompt_tokens)
 

@@ -47,9 +47,7 @@ class _CostAware(Policy):
 
     def __post_init__(self) -> None:
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise UserError(
-                f"policy {self.name!r}: epsilon must be a finite number above 0, got {self.epsilon}"
-            )
+            raise UserError(f"policy {self.name!r}: epsilon must be a finite number above 0, got {self.epsilon}")
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,10 @@ class ExpertSets:
         """
         indices = np.asarray(indices)
         if indices.ndim != 3 or indices.dtype.kind not in "iu":
-            raise ValueError(
-                f"expected integers [layers, nodes, K], got {indices.dtype} of shape {indices.shape}"
-            )
+            raise ValueError(f"expected integers [layers, nodes, K], got {indices.dtype} of shape {indices.shape}")
         if indices.size and not 0 <= indices.min() <= indices.max() < num_experts:
             raise ValueError(
-                f"routing names experts {indices.min()} to {indices.max()}, "
-                f"expected values from 0 to {num_experts - 1}"
+                f"routing names experts {indices.min()} to {indices.max()}, expected values from 0 to {num_experts - 1}"
             )
         num_layers, nodes, _ = indices.shape
         row_bits = words_for(num_layers, num_experts) * WORD_BITS

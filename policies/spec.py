@@ -138,8 +138,7 @@ class Registry(Generic[T]):
         for taken in (name, *aliases):
             if taken in self._rows:
                 raise UserError(
-                    f"the {self.kind} name {taken!r} of {provider} is already taken "
-                    f"by {self._rows[taken].provider}"
+                    f"the {self.kind} name {taken!r} of {provider} is already taken by {self._rows[taken].provider}"
                 )
         parameters = tuple(_parameters(cls))
         row = Registered(name, tuple(aliases), parameters, provider, doc=summary(cls))

@@ -164,11 +164,11 @@ class LearnedSession(PredictorSession):
     def predict(self, tree: DraftTree) -> Routing:
         """Top-K experts [L, N, K]."""
         device = self._target.embedding.device
-        logits = self._model(
-            self._target.embedding[torch.as_tensor(tree.tokens, device=device)][None],
+        logits = self._model(  # torch.tensor copies: it warns of sharing a tree's read-only arrays
+            self._target.embedding[torch.tensor(tree.tokens, device=device)][None],
             cache=self._cache,
-            positions=torch.as_tensor(tree.depths + self._cache.length, device=device)[None],
-            mask=tree_mask(torch.as_tensor(tree.ancestors, device=device), self._cache.length),
+            positions=torch.tensor(tree.depths + self._cache.length, device=device)[None],
+            mask=tree_mask(torch.tensor(tree.ancestors, device=device), self._cache.length),
         )[0]
         top = logits.topk(self._target.top_k, dim=-1, sorted=False).indices
         return np.ascontiguousarray(top.transpose(0, 1).cpu().numpy())

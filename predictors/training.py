@@ -124,13 +124,9 @@ def train(
     return {**figures, "steps": step, "train_seconds": round(elapsed, 1)}
 
 
-def save_checkpoint(
-    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float
-) -> None:
+def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float) -> None:
     """Write the trainable parameters and the optimiser's state; a kill leaves the old or the new file."""
     trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     partial = path.with_suffix(".partial")
-    torch.save(
-        {"module": trainable, "optimizer": optimizer.state_dict(), "step": step, "elapsed": elapsed}, partial
-    )
+    torch.save({"module": trainable, "optimizer": optimizer.state_dict(), "step": step, "elapsed": elapsed}, partial)
     os.replace(partial, path)

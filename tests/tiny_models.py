@@ -27,9 +27,11 @@ from transformers import (
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Generation, Speculation, decode_ar, decode_speculative
 from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
+from ecospec.harness.loading import target_view
 from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.harness.target import Target
 from ecospec.policies import DraftTree
+from ecospec.predictors.learned import BoundLearned, ExpertPredictor, backbone_config
 
 torch.set_num_threads(1)
 
@@ -96,7 +98,11 @@ def tiny_model(family: str = "qwen3_moe", seed: int = 0, **overrides: Any) -> An
 
 
 def tiny_target(
-    family: str = "qwen3_moe", seed: int = 0, *, feature_layers: Sequence[int] = FEATURE_LAYERS, **overrides: Any
+    family: str = "qwen3_moe",
+    seed: int = 0,
+    *,
+    feature_layers: Sequence[int] = FEATURE_LAYERS,
+    **overrides: Any,
 ) -> Target:
     """The same model under our adapter."""
     return Target(tiny_model(family, seed, **overrides), feature_layers=feature_layers)
@@ -120,7 +126,10 @@ def head_facts(target_vocab: int = VOCAB, draft_vocab: int | None = None, **over
         "vocab_size": target_vocab,
         "draft_vocab_size": draft_vocab,
         "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS), "use_aux_hidden_state": True},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS),
+            "use_aux_hidden_state": True,
+        },
         **overrides,
     }
 
@@ -191,14 +200,21 @@ class Letters:
 
 
 def rule_for(
-    prompt: Sequence[int], max_new_tokens: int, *, eos: Sequence[int] = (), stop: Sequence[str] = (), context: int = CONTEXT
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    eos: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    context: int = CONTEXT,
 ) -> StopRule:
     """A stop rule as a run makes it."""
     limit = token_limit(len(prompt), max_new_tokens, context, "prompt")
     return StopRule(Letters(), limit, frozenset(eos), tuple(stop))
 
 
-def run_ar(target: Target, prompt: Sequence[int], sampling: Sampling | None = None, n: int = 40, **rule: Any) -> Generation:
+def run_ar(
+    target: Target, prompt: Sequence[int], sampling: Sampling | None = None, n: int = 40, **rule: Any
+) -> Generation:
     """Plain decoding of one prompt."""
     chooser = TokenChooser(sampling or Sampling(), "r")
     return decode_ar(target, prompt, chooser, rule_for(prompt, n, context=target.context, **rule))
@@ -223,3 +239,14 @@ def trees(seed: int, count: int, largest: int = 12) -> Iterator[tuple[DraftTree,
     for _ in range(count):
         tree = random_tree(rng, int(rng.integers(1, largest + 1)))
         yield tree, random_selection(rng, tree, int(rng.integers(1, tree.size + 1)))
+
+
+def tiny_predictor(target: Target, seed: int = 2) -> BoundLearned:
+    """A random learned predictor for a target."""
+    geometry = target.geometry
+    torch.manual_seed(seed)
+    backbone = backbone_config(width=16, layers=2, heads=2, context=geometry.context)
+    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.4)
+    return BoundLearned(model.eval().requires_grad_(False), target_view(target))

@@ -113,9 +113,7 @@ def train_drafter(
     """Train a head on what the target would say next, and save it in the published layout."""
     shape, recipe = shape or DrafterShape(), recipe or DrafterRecipe()
     torch.manual_seed(recipe.seed)
-    loaded = load_target(
-        str(target_path), dtype=torch.float32, device=device, feature_layers=shape.feature_layers
-    )
+    loaded = load_target(str(target_path), dtype=torch.float32, device=device, feature_layers=shape.feature_layers)
     target, tokenizer = loaded.target, loaded.tokenizer
     geometry = target.geometry
     corpus = build_corpus(corpus_path, tokenizer, piece=geometry.context, seed=0)
@@ -153,9 +151,7 @@ def train_drafter(
     def evaluate() -> dict[str, float]:
         return {f"held_out_{name}": value for name, value in losses(held_out)[1].items()}
 
-    loop = LoopConfig(
-        steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01
-    )
+    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter")
     save_head(head, raw, vocabulary, geometry.vocab_size, output)
     write_training_record(output, "drafter", asdict(shape), asdict(recipe), figures, corpus)
@@ -191,7 +187,11 @@ def head_config(shape: DrafterShape, target: Any, hidden_size: int, draft_vocab_
 
 
 def save_head(
-    head: Eagle3Head, raw: Mapping[str, Any], vocabulary: npt.NDArray[np.int64], target_vocab: int, folder: Path
+    head: Eagle3Head,
+    raw: Mapping[str, Any],
+    vocabulary: npt.NDArray[np.int64],
+    target_vocab: int,
+    folder: Path,
 ) -> None:
     """Write ``config.json`` and ``model.safetensors``, bfloat16, with d2t and t2d."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -61,9 +61,7 @@ class _SwiGLUExperts(torch.autograd.Function):
         out = x.new_empty(total, x.shape[1])
         for expert, start, end in bounds:
             torch.mm(weighted[start:end], down_low[expert].t(), out=out[start:end])
-        ctx.save_for_backward(
-            rows, projected, weighted, row_weight, gate_up_low, down_low, source, row_of, index
-        )
+        ctx.save_for_backward(rows, projected, weighted, row_weight, gate_up_low, down_low, source, row_of, index)
         ctx.bounds, ctx.weight_dtypes = bounds, (gate_up.dtype, down.dtype, weight.dtype)
         return out[row_of].view(tokens, top_k, -1).sum(1)
 
@@ -106,9 +104,7 @@ def _bounds(ends: list[int]) -> list[tuple[int, int, int]]:
     return [(e, start, end) for e, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
 
 
-def training_experts_forward(
-    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
+def training_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts-interface forward for SwiGLU experts without biases; differentiable."""
     low = hidden_states
     if torch.is_autocast_enabled(hidden_states.device.type):

@@ -112,9 +112,7 @@ def train_predictor(
             "held_out_overlap_token_frequency": float(hits.float().mean()),
         }
 
-    loop = LoopConfig(
-        steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01
-    )
+    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
         ids = batch(step)

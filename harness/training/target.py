@@ -70,9 +70,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, folder: Path) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
     fast.save_pretrained(folder)
     return fast
 
@@ -159,9 +157,7 @@ def train_target(
         return {"held_out_loss": sum(values) / len(values)}
 
     model.router_aux_loss_coef = recipe.aux_coefficient
-    loop = LoopConfig(
-        steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.1
-    )
+    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.1)
     figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="target")
     save_target(model, tokenizer, output)
     write_training_record(output, "target", asdict(shape), asdict(recipe), figures, corpus)

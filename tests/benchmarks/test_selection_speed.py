@@ -42,9 +42,7 @@ def parts(nodes: int) -> tuple[np.ndarray, np.ndarray, ExpertSets]:
 
 @pytest.mark.parametrize(("nodes", "budget", "bound_seconds"), [PAPER, LARGE], ids=["11-nodes", "64-nodes"])
 @pytest.mark.parametrize("policy", [MarginalCost(), GlobalCost(), Confidence()], ids=lambda p: p.name)
-def test_a_selection_is_fast(
-    benchmark: Any, policy: Policy, nodes: int, budget: int, bound_seconds: float
-) -> None:
+def test_a_selection_is_fast(benchmark: Any, policy: Policy, nodes: int, budget: int, bound_seconds: float) -> None:
     parents, probs, experts = parts(nodes)
 
     def fresh_request() -> tuple[tuple[SelectionRequest], dict[str, Any]]:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tiny_models import CONTEXT, HIDDEN, VOCAB, path_to, random_selection, random_tokens, tiny_head, tiny_target
+from tiny_models import (
+    CONTEXT,
+    HIDDEN,
+    VOCAB,
+    path_to,
+    random_selection,
+    random_tokens,
+    tiny_head,
+    tiny_target,
+)
 from torch import Tensor
 
 import ecospec.harness.drafting as drafting
@@ -76,9 +85,7 @@ def brute_force(setting: Setting, steps: int, top_k: int) -> dict[tuple[int, ...
 
 def paths_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     tokens = tree.tokens.tolist()
-    found = {
-        tuple(tokens[n] for n in path_to(tree, node)[1:]): float(tree.probs[node]) for node in range(1, tree.size)
-    }
+    found = {tuple(tokens[n] for n in path_to(tree, node)[1:]): float(tree.probs[node]) for node in range(1, tree.size)}
     assert len(found) == tree.size - 1  # no path twice
     return found
 

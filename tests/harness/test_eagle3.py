@@ -246,12 +246,18 @@ def test_a_variant_that_would_be_computed_wrongly_is_refused(tmp_path: Path, fla
     ):
         folder = write(tmp_path / str(number), facts, published_tensors(DRAFT_VOCAB))
         assert f"{flag} is not supported" in refusal(folder)
-    folder = write(tmp_path / "off", head_facts(draft_vocab=DRAFT_VOCAB, **{flag: False}), published_tensors(DRAFT_VOCAB))
+    folder = write(
+        tmp_path / "off", head_facts(draft_vocab=DRAFT_VOCAB, **{flag: False}), published_tensors(DRAFT_VOCAB)
+    )
     load(folder)
 
 
 def test_more_than_one_layer_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "h", head_facts(draft_vocab=DRAFT_VOCAB, num_hidden_layers=2), published_tensors(DRAFT_VOCAB))
+    folder = write(
+        tmp_path / "h",
+        head_facts(draft_vocab=DRAFT_VOCAB, num_hidden_layers=2),
+        published_tensors(DRAFT_VOCAB),
+    )
     assert "num_hidden_layers is 2, expected 1" in refusal(folder)
 
 
@@ -337,8 +343,7 @@ def test_a_map_without_a_mask_is_enough(tmp_path: Path) -> None:
 def test_a_head_for_another_target_is_refused(small: Path, tmp_path: Path) -> None:
     assert refusal(small, target_vocab=VOCAB + 1) == f"vocab_size is {VOCAB}, but the target needs {VOCAB + 1}"
     assert (
-        refusal(small, target_hidden=HIDDEN * 2)
-        == f"target_hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
+        refusal(small, target_hidden=HIDDEN * 2) == f"target_hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
     )
     other = write(tmp_path / "other", head_facts(target_hidden_size=HIDDEN * 2), published_tensors())
     assert refusal(other, target_hidden=HIDDEN * 2) == f"hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"

@@ -47,7 +47,10 @@ def test_tokens_that_share_all_their_experts_equal_the_eager_loop() -> None:
     states, _, weights = routed(6, seed=0)
     index = torch.tensor([[5, 2]] * 6)
     torch.testing.assert_close(
-        union_experts_forward(experts, states, index, weights), experts(states, index, weights), atol=1e-5, rtol=1e-4
+        union_experts_forward(experts, states, index, weights),
+        experts(states, index, weights),
+        atol=1e-5,
+        rtol=1e-4,
     )
 
 
@@ -103,7 +106,10 @@ def test_widened_experts_cost_more_and_say_the_same(family: str, factor: int) ->
     widen_experts(wide, factor)
     assert expert_bytes(find_experts(wide)[0]) == factor * before
     torch.testing.assert_close(  # the library's own loop runs the wide model too
-        plain_forward(wide, PROMPT).logits, plain_forward(tiny_model(family), PROMPT).logits, atol=1e-4, rtol=0
+        plain_forward(wide, PROMPT).logits,
+        plain_forward(tiny_model(family), PROMPT).logits,
+        atol=1e-4,
+        rtol=0,
     )
     wide_target = type(narrow)(wide)
     ours, theirs = wide_target.new_session(9).prefill(PROMPT), narrow.new_session(9).prefill(PROMPT)

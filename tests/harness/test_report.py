@@ -236,9 +236,7 @@ def test_only_prompts_finished_by_every_method_count() -> None:
     extra = record("p4", AR, 101, 1_000.0, 100, 100, 400, (0, 0, 0, 1_000, 0))
     report = summary([extra, *records()])
     assert (report.prompts, report.prompts_begun, report.prompts_without_step) == (3, 4, 1)
-    assert report.rows == tuple(
-        replace(r, lossless=row(report, r.label).lossless) for r in summary(records()).rows
-    )
+    assert report.rows == tuple(replace(r, lossless=row(report, r.label).lossless) for r in summary(records()).rows)
     assert "3 of 4 prompts were finished by every method; only these are counted" in notes(report, MANIFEST)
 
 

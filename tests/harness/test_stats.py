@@ -89,9 +89,7 @@ def test_one_prompt_gives_a_value_alone() -> None:
         ([1.0, 2.0], [0, 0], "nothing to divide by"),
     ],
 )
-def test_nothing_to_divide_by_is_said_and_not_a_nan(
-    seconds: list[float], tokens: list[int], why: str
-) -> None:
+def test_nothing_to_divide_by_is_said_and_not_a_nan(seconds: list[float], tokens: list[int], why: str) -> None:
     ones = [1.0] * len(seconds)
     assert paired_ratio(ones, seconds, denominator_per=tokens) == Ratio(None, None, why)
 

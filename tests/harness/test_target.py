@@ -11,7 +11,6 @@ from tiny_models import (
     CONTEXT,
     EXPERTS,
     FAMILIES,
-    FEATURE_LAYERS,
     HIDDEN,
     LAYERS,
     TOP_K,
@@ -49,9 +48,7 @@ def test_prefill_and_decode_equal_one_full_pass_of_the_library(family: str) -> N
     expected = plain_forward(plain, tokens).logits[0]
     assert expected.std() > 0.3  # otherwise the tolerance below would show nothing
     session = target.new_session(len(tokens))
-    torch.testing.assert_close(
-        session.prefill(PROMPT).logits[-1], expected[len(PROMPT) - 1], atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(session.prefill(PROMPT).logits[-1], expected[len(PROMPT) - 1], atol=1e-4, rtol=0)
     for at in range(len(PROMPT), len(tokens)):
         torch.testing.assert_close(session.decode(tokens[at]).logits[0], expected[at], atol=1e-4, rtol=0)
     assert session.length == len(tokens)
@@ -116,9 +113,7 @@ def test_the_last_layers_feature_is_taken_before_the_final_norm(family: str) -> 
     normed = plain_forward(plain, PROMPT, output_hidden_states=True).hidden_states[-1][0]
     assert (features - normed).abs().max() > 0.1
     torch.testing.assert_close(plain.get_decoder().norm(features), normed, atol=1e-4, rtol=0)
-    torch.testing.assert_close(
-        target.teach(torch.tensor([PROMPT]))[1][0], features, atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(target.teach(torch.tensor([PROMPT]))[1][0], features, atol=1e-4, rtol=0)
 
 
 def test_features_come_in_the_order_asked_for() -> None:
@@ -140,7 +135,9 @@ def random_accepted_rows(rng: np.random.Generator, tree: DraftTree, nodes: Any) 
     return [rows[node] for node in path]
 
 
-def test_after_any_history_of_accepting_and_rejecting_the_memory_is_that_of_a_fresh_prefill(family: str) -> None:
+def test_after_any_history_of_accepting_and_rejecting_the_memory_is_that_of_a_fresh_prefill(
+    family: str,
+) -> None:
     rng = np.random.default_rng(3)
     target, plain = tiny_target(family), tiny_model(family)
     session = target.new_session(CONTEXT + 8)
@@ -165,9 +162,7 @@ def test_after_any_history_of_accepting_and_rejecting_the_memory_is_that_of_a_fr
                     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert len(kept) > len(PROMPT) + 30
     following = session.verify(DraftTree.chain([7], [1.0]), np.array([0]))
-    torch.testing.assert_close(
-        following.logits[0], plain_forward(plain, [*kept, 7]).logits[0, -1], atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(following.logits[0], plain_forward(plain, [*kept, 7]).logits[0, -1], atol=1e-4, rtol=0)
 
 
 def test_after_rejecting_every_draft_the_next_logits_are_those_of_a_fresh_memory(family: str) -> None:
@@ -199,9 +194,7 @@ def test_a_checkpoint_that_asks_for_router_logits_does_not_break_verification(fa
     tree = random_tree(np.random.default_rng(6), 5)
     expected = tiny_target(family).new_session(20)
     expected.prefill(PROMPT)
-    torch.testing.assert_close(
-        session.verify(tree, np.arange(5)).logits, expected.verify(tree, np.arange(5)).logits
-    )
+    torch.testing.assert_close(session.verify(tree, np.arange(5)).logits, expected.verify(tree, np.arange(5)).logits)
 
 
 def test_the_geometry_counts_what_a_pass_reads() -> None:
@@ -210,7 +203,12 @@ def test_the_geometry_counts_what_a_pass_reads() -> None:
     inner = 16
     assert geometry.expert_bytes == 3 * HIDDEN * inner * 4
     assert (geometry.vocab_size, geometry.hidden_size, geometry.context) == (VOCAB, HIDDEN, CONTEXT)
-    assert (geometry.layers, geometry.moe_layers, geometry.experts, geometry.top_k) == (LAYERS, LAYERS, EXPERTS, TOP_K)
+    assert (geometry.layers, geometry.moe_layers, geometry.experts, geometry.top_k) == (
+        LAYERS,
+        LAYERS,
+        EXPERTS,
+        TOP_K,
+    )
     total = sum(p.numel() for p in plain.parameters()) * 4
     routed = LAYERS * EXPERTS * geometry.expert_bytes
     assert geometry.always_read_bytes == total - routed - VOCAB * HIDDEN * 4  # untied: the lookup reads rows

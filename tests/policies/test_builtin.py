@@ -117,9 +117,7 @@ def test_the_worked_example_of_figure_3() -> None:
 
 
 @pytest.mark.parametrize("policy", [Confidence(), GlobalCost(), MarginalCost()], ids=lambda p: p.name)
-def test_selections_equal_algorithm_1_over_all_nodes(
-    policy: Policy, requests: list[SelectionRequest]
-) -> None:
+def test_selections_equal_algorithm_1_over_all_nodes(policy: Policy, requests: list[SelectionRequest]) -> None:
     for request in requests:
         assert list(policy.select(request)) == brute_force(policy.name, request)
 
@@ -212,8 +210,6 @@ def test_selecting_leaves_the_request_as_it_was(requests: list[SelectionRequest]
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("policy_class", [GlobalCost, MarginalCost, Oracle])
-def test_an_epsilon_that_cannot_keep_scores_finite_is_refused(
-    policy_class: type[MarginalCost], epsilon: float
-) -> None:
+def test_an_epsilon_that_cannot_keep_scores_finite_is_refused(policy_class: type[MarginalCost], epsilon: float) -> None:
     with pytest.raises(UserError, match=f"{policy_class.name}.*finite number above 0, got {epsilon}"):
         policy_class(epsilon=epsilon)

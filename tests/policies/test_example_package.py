@@ -60,9 +60,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     """The standard output of a command that must succeed, seeing all installed plugins."""
     hidden = {"ECOSPEC_PLUGINS", "PYTHONPATH"}
     env = {key: value for key, value in os.environ.items() if key not in hidden}
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

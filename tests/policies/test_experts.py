@@ -20,8 +20,7 @@ def as_pairs(indices: np.ndarray) -> list[Pairs]:
     """The twin of `from_topk`."""
     layers, nodes, _ = indices.shape
     return [
-        {(layer, int(expert)) for layer in range(layers) for expert in indices[layer, node]}
-        for node in range(nodes)
+        {(layer, int(expert)) for layer in range(layers) for expert in indices[layer, node]} for node in range(nodes)
     ]
 
 

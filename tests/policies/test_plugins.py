@@ -158,9 +158,7 @@ def test_a_broken_plugin_is_named_once_and_left_out(
         assert plugins.create_policy(unaffected).name == unaffected
     with pytest.raises(UserError, match=r"policy 'a-broken': .*plugin 'a-broken' .* was left out"):
         plugins.create_policy("a-broken")
-    with pytest.raises(
-        UserError, match=r"unknown policy 'else': .*; it may belong to a broken plugin: .*'a-broken'"
-    ):
+    with pytest.raises(UserError, match=r"unknown policy 'else': .*; it may belong to a broken plugin: .*'a-broken'"):
         plugins.create_policy("else")
 
 

@@ -187,9 +187,7 @@ def test_names_come_in_the_order_of_registration_without_aliases() -> None:
     assert "nothing" not in registry
 
 
-@pytest.mark.parametrize(
-    "taken", [{"name": "widget"}, {"name": "w"}, {"name": "new", "aliases": ("x", "widget")}]
-)
+@pytest.mark.parametrize("taken", [{"name": "widget"}, {"name": "w"}, {"name": "new", "aliases": ("x", "widget")}])
 def test_a_taken_name_or_alias_is_refused_naming_both_providers(
     registry: Registry[Thing], taken: dict[str, Any]
 ) -> None:

@@ -86,8 +86,6 @@ def test_arrays_are_read_only_and_independent_of_the_callers() -> None:
         ([[1, 2]], [-1, 0], [1.0, 0.5], r"tokens has shape \(1, 2\)"),
     ],
 )
-def test_what_is_not_a_tree_is_refused(
-    tokens: list[int], parents: list[int], probs: list[float], message: str
-) -> None:
+def test_what_is_not_a_tree_is_refused(tokens: list[int], parents: list[int], probs: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DraftTree(tokens, parents, probs)  # type: ignore[arg-type]

@@ -36,9 +36,7 @@ def drawn(heads: int, kv_heads: int, n: int, total: int, batch: int = 2) -> tupl
 def test_without_a_mask_it_is_causal_with_the_queries_last(heads: int, kv_heads: int, n: int, total: int) -> None:
     query, key, value = drawn(heads, kv_heads, n, total)
     visible = torch.tensor([[j <= total - n + i for j in range(total)] for i in range(n)])
-    torch.testing.assert_close(
-        grouped_sdpa(query, key, value, None, None), naive(query, key, value, visible, 8**-0.5)
-    )
+    torch.testing.assert_close(grouped_sdpa(query, key, value, None, None), naive(query, key, value, visible, 8**-0.5))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])

@@ -178,9 +178,7 @@ def test_other_encoding_is_refused_with_its_line(tmp_path: Path) -> None:
         ("null", "null"),
     ],
 )
-def test_line_that_is_no_json_object_is_refused_with_its_number(
-    tmp_path: Path, line: str, message: str
-) -> None:
+def test_line_that_is_no_json_object_is_refused_with_its_number(tmp_path: Path, line: str, message: str) -> None:
     expected = f"line 3: {message}; expected one JSON object a line"
     assert error_in(tmp_path, f"{GOOD}\n\n{line}\n") == expected
 

@@ -1,0 +1,57 @@
+"""Running the command line inside the test's process, on a small random checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import Checkpoints, write_checkpoints
+
+from ecospec.harness.cli import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ran]:
+    """Run ``ecospec-bench`` with arguments, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["ecospec-bench", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def bench(command: Callable[..., Ran], checkpoints: Checkpoints) -> Callable[..., Ran]:
+    """Run the suite gsm8k on the small checkpoint, two prompts of at most twelve tokens."""
+
+    def run(*arguments: object, suite: str = "gsm8k") -> Ran:
+        parts = ("--target", checkpoints.target, "--drafter", checkpoints.drafter)
+        predictor = () if "--predictor" in arguments else ("--predictor", f"learned:path={checkpoints.learned}")
+        limits = () if "--limit" in arguments else ("--limit", 2)
+        tokens = () if "--max-new-tokens" in arguments else ("--max-new-tokens", 12)
+        return command("--suite", suite, *parts, *predictor, *limits, *tokens, *arguments)
+
+    return run

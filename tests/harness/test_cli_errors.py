@@ -1,0 +1,205 @@
+"""A user's mistake ends in one line, exit code 2, and nothing on disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tiny_checkpoints import Checkpoints
+
+from ecospec.harness import runner
+from ecospec.harness.plugins import load_plugins
+from ecospec.policies import Policy, SelectionRequest
+
+
+def only_line(err: str) -> str:
+    """The error's one line; a traceback or a second line fails."""
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("ecospec-bench: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policy", "margnal"), "did you mean 'marginal'"),
+        (("--policy", "marginal:epsilom=0.5"), "epsilon"),
+        (("--policy", "marginal:epsilon=often"), "float"),
+        (("--policy", "marginal:epsilon=-1"), "epsilon"),
+        (("--baseline", "confidenc"), "did you mean 'confidence'"),
+        (("--predictor", "learnd"), "did you mean 'learned'"),
+        (("--predictor", "learned:path=nowhere"), "config.json"),
+        (("--predictor", "learned"), "learned:path=FOLDER"),
+        (("--polcy", "marginal"), "--policy"),
+        (("--budget", "many"), "many"),
+        (("--budget", "0"), "--budget 0"),
+        (("--draft-steps", "0"), "--draft-steps 0"),
+        (("--draft-topk", "0"), "--draft-topk 0"),
+        (("--max-new-tokens", "0"), "--max-new-tokens 0"),
+        (("--limit", "0"), "limit"),
+        (("--temperature", "-1"), "temperature"),
+        (("--temperature", "nan"), "temperature"),
+        (("--top-p", "0"), "top-p"),
+        (("--top-k", "-2"), "top-k"),
+        (("--dtype", "float8"), "float32"),
+        (("--device", "tpu"), "cpu"),
+        (("--check", "some"), "sample"),
+        (("--data", "missing.jsonl"), "missing.jsonl"),
+        (("--resume", "--output", "empty"), "holds no run"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_what_was_expected(
+    bench: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = bench(*arguments)
+    assert ran.code == 2
+    assert said in only_line(ran.err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_suite_names_the_nearest(bench: Callable[..., Any]) -> None:
+    ran = bench(suite="gsm8")
+    assert ran.code == 2
+    assert "did you mean 'gsm8k'" in only_line(ran.err)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no rows"),
+        ("not json\n", "line 1"),
+        ('{"question": "a?", "answer": "#### 1"}\n[1]\n', "line 2"),
+        ('{"question": "a?", "reply": "#### 1"}\n', "answer"),
+        ('{"question": 3, "answer": "#### 1"}\n', "question"),
+    ],
+)
+def test_unusable_data_is_one_line(bench: Callable[..., Any], tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "data.jsonl").write_text(content, encoding="utf-8")
+    ran = bench("--data", "data.jsonl")
+    assert ran.code == 2
+    assert said in only_line(ran.err)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
+
+
+def test_a_prompt_longer_than_the_context_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    row = {"question": "Why " + "so many words " * 3000 + "?", "answer": "Because.\n#### 1"}
+    (tmp_path / "long.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    ran = bench("--data", "long.jsonl")
+    assert ran.code == 2
+    line = only_line(ran.err)
+    assert "gsm8k-0" in line
+    assert "context of 4096" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
+
+
+def test_a_target_without_a_drafter_is_refused(command: Callable[..., Any], checkpoints: Checkpoints) -> None:
+    ran = command("--suite", "gsm8k", "--target", checkpoints.target)
+    assert ran.code == 2
+    assert "--drafter" in only_line(ran.err)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = command("--suite", "gsm8k", "--target", "empty", "--drafter", "empty")
+    assert ran.code == 2
+    assert "no config.json" in only_line(ran.err)
+
+
+def test_a_drafter_of_another_target_is_refused(
+    command: Callable[..., Any], checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    raw = json.loads((checkpoints.drafter / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps({**raw, "vocab_size": 999}), encoding="utf-8")
+    (tmp_path / "head" / "model.safetensors").write_bytes((checkpoints.drafter / "model.safetensors").read_bytes())
+    ran = command("--suite", "gsm8k", "--target", checkpoints.target, "--drafter", "head")
+    assert ran.code == 2
+    assert "vocab_size is 999" in only_line(ran.err)
+
+
+def test_a_used_output_folder_is_refused(bench: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
+    ran = bench("--output", "out")
+    assert ran.code == 2
+    assert "not an empty folder" in only_line(ran.err)
+    assert (tmp_path / "out" / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budgett: 4\n", "did you mean 'budget'"),
+        ("- budget\n", "list"),
+        ("budget: [1, 2]\n", "budget"),
+        ("budget: {\n", "not YAML"),
+        ("budget: many\n", "many"),
+    ],
+)
+def test_a_wrong_config_file_is_one_line(bench: Callable[..., Any], tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    ran = bench("--config", "run.yaml")
+    assert ran.code == 2
+    assert said in only_line(ran.err)
+
+
+class Child(Policy):
+    """A child without its parent."""
+
+    name = "child"
+    chosen: ClassVar[Any] = [0, 3]
+
+    def select(self, request: SelectionRequest) -> Any:
+        if isinstance(self.chosen, Exception):
+            raise self.chosen
+        return self.chosen
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ([0, 3], "without its parent"),
+        ([0, 1, 1], "more than once"),
+        ([0, 1, 2, 3, 4, 5], "over the budget of 4"),
+        ([1, 2], "without the root"),
+        ([0.0, 1.0], "integers"),
+        ([], "empty"),
+        (None, "nothing"),
+        ([0, 99], "unknown node 99"),
+        (ValueError("no idea"), "raised ValueError"),
+    ],
+)
+def test_a_policy_that_breaks_the_contract_is_named(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, chosen: Any, said: str
+) -> None:
+    plugins = load_plugins()
+    plugins.policies.register(Child, "a test")
+    monkeypatch.setattr(Child, "chosen", chosen)
+    monkeypatch.setattr(runner, "load_plugins", lambda: plugins)
+    ran = bench("--policy", "child")
+    assert ran.code == 2
+    line = only_line(ran.err)
+    assert "policy 'child'" in line
+    assert said in line
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['ecospec-bench', '--help']\n"
+        "from ecospec.harness.cli import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'transformers', 'lm_eval', 'datasets', 'scipy'} & set(sys.modules))"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - began
+    assert done.stdout.rstrip().endswith("set()")
+    assert "--policy" in done.stdout
+    assert seconds < 2.0  # half a second on an idle machine; a torch import takes several
