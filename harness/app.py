@@ -69,6 +69,7 @@ def run_command(config: RunConfig) -> int:
         methods=[MethodInfo(m.label, m.true_routing) for m in bench.methods],
         check=config.check,
         baseline=bench.methods[1].label,
+        copy_bytes_per_second=manifest["copy_bytes_per_second"],
     )
     (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")

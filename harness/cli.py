@@ -114,7 +114,7 @@ def run_options(command: F) -> F:
 @run_options
 @click.version_option(ecospec.__version__, prog_name="ecospec-bench")
 @click.pass_context
-def cli(ctx: click.Context, **options: Any) -> None:
+def cli(ctx: click.Context, /, **options: Any) -> None:
     """Measure draft-selection policies for speculative decoding of Mixture-of-Experts models.
 
     Plain decoding, the baseline and each policy decode the same prompts, interleaved; every output is

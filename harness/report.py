@@ -87,6 +87,7 @@ class MethodRow:
         expert_bytes_per_step: Σ expert pairs / Σ steps · bytes of one expert.
         bytes_per_step: the same and the bytes that a step always reads.
         achieved_gb_per_second: bytes per step / T_verify, in 10⁹ bytes per second.
+        bandwidth_share: that over the device's measured copy bandwidth.
         predicted_overlap: share of the verified nodes' true experts that were predicted, mean over steps.
     """
 
@@ -110,6 +111,7 @@ class MethodRow:
     expert_bytes_per_step: float | None
     bytes_per_step: float | None
     achieved_gb_per_second: float | None
+    bandwidth_share: float | None
     predicted_overlap: float | None
     lossless: Lossless
 
@@ -148,6 +150,7 @@ def summarise(
     always_read_bytes: int,
     check: str,
     baseline: str = "confidence",
+    copy_bytes_per_second: float | None = None,
 ) -> Report:
     """Turn records into a report.
 
@@ -157,6 +160,7 @@ def summarise(
         methods: in the order of the report, `AR` among them.
         moe_layers, top_k, expert_bytes, always_read_bytes: the target's geometry.
         baseline: the label that `MethodRow.over_baseline` compares with.
+        copy_bytes_per_second: the device's measured copy bandwidth.
     """
     by_method: dict[str, dict[str, PromptRecord]] = {method.label: {} for method in methods}
     for record in records:
@@ -178,6 +182,7 @@ def summarise(
             moe_layers=moe_layers,
             expert_bytes=expert_bytes,
             always_read_bytes=always_read_bytes,
+            copy_bytes_per_second=copy_bytes_per_second,
             lossless=_lossless(by_method[method.label].values()),
         )
 
@@ -210,6 +215,7 @@ def _row(
     moe_layers: int,
     expert_bytes: int,
     always_read_bytes: int,
+    copy_bytes_per_second: float | None,
     lossless: Lossless,
 ) -> MethodRow:
     honest = not method.true_routing
@@ -221,6 +227,7 @@ def _row(
     outside = _divide(_phase(records, "verify"), sum(_phase(records, name) for name in PHASES))
     routed_bytes = _scaled(pairs_per_step, expert_bytes)
     all_bytes = None if routed_bytes is None else routed_bytes + always_read_bytes
+    bytes_per_second = _divide(all_bytes, verify_seconds)
     if method.true_routing:
         phase_ms["predict"] = None
     return MethodRow(
@@ -245,7 +252,8 @@ def _row(
         rho=_divide(ar_seconds, verify_seconds),
         expert_bytes_per_step=routed_bytes,
         bytes_per_step=all_bytes,
-        achieved_gb_per_second=_scaled(_divide(all_bytes, verify_seconds), 1e-9),
+        achieved_gb_per_second=_scaled(bytes_per_second, 1e-9),
+        bandwidth_share=_divide(bytes_per_second, copy_bytes_per_second),
         predicted_overlap=_overlap(records),
         lossless=lossless,
     )

@@ -140,6 +140,11 @@ def _byte_lines() -> list[Line]:
             "achieved GB/s",
             lambda r: _number(r.achieved_gb_per_second, 2),
             "all bytes per step / T_verify (GB = 10⁹ bytes)",
+        ),
+        Line(
+            "share of copy bandwidth",
+            lambda r: _percent(r.bandwidth_share),
+            "achieved GB/s over what the device copies, bytes read and written, measured before the run",
             ends_group=True,
         ),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ecospec.errors import UserError
+from ecospec.harness.bandwidth import copy_bandwidth
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import CHECKS, SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, decode_ar, decode_speculative
@@ -169,6 +170,7 @@ class Bench:
             if self.bundle or target_folder.is_dir()
             else None,
             "geometry": asdict(self.loaded.target.geometry),
+            "copy_bytes_per_second": copy_bandwidth(self.device),
             "feature_layers": list(self.loaded.target.feature_layers),
             "dtype": str(self.loaded.target.embedding.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),

@@ -57,7 +57,7 @@ class Geometry:
 class Target:
     """A transformers MoE causal LM, in evaluation mode, with its experts and attention routed through us."""
 
-    def __init__(self, model: nn.Module, *, feature_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, *, feature_layers: Sequence[int] = ()) -> None:
         """Take over ``model``.
 
         Args:

@@ -220,7 +220,8 @@ def spec_of(instance: Any) -> str:
         for parameter in _parameters(type(instance))
         if getattr(instance, parameter.name) != parameter.default
     ]
-    return instance.name + (":" + ",".join(changed) if changed else "")
+    name: str = instance.name
+    return f"{name}:{','.join(changed)}" if changed else name
 
 
 def summary(cls: type) -> str:

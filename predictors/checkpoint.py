@@ -52,10 +52,11 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
     found = config.get("kind") if isinstance(config, dict) else None
     if found != kind:
         raise UserError(f"predictor {folder}: it is of kind {found!r}, expected {kind!r}")
+    trained = config.get("target")
     for name, expected in target_geometry(target).items():
-        if config.get("target", {}).get(name) != expected:
+        found = trained.get(name) if isinstance(trained, dict) else None
+        if found != expected:
             raise UserError(
-                f"predictor {folder}: trained for {name} = {config.get('target', {}).get(name)}, "
-                f"but the target has {expected}"
+                f"predictor {folder}: trained for {name} = {found}, but the target has {expected}"
             )
     return config, tensors

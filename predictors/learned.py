@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
@@ -72,7 +73,7 @@ class ExpertPredictor(nn.Module):
 
 def _cache_argument(model: nn.Module) -> str:
     """transformers renamed ``past_key_values`` to ``cache``."""
-    name: str | None = getattr(model, "_ecospec_cache_argument", None)  # type: ignore[assignment]
+    name: str | None = getattr(model, "_ecospec_cache_argument", None)
     if name is None:
         import inspect
 
@@ -109,10 +110,15 @@ def load_learned(folder: Path, target: TargetView) -> BoundLearned:
     """Read a trained predictor.
 
     Raises:
-        UserError: see `read_predictor`; also when a tensor is missing, left over or of another shape.
+        UserError: see `read_predictor`; also when the backbone's description is unusable, or a tensor is
+            missing, left over or of another shape.
     """
     config, tensors = read_predictor(folder, KIND, target)
-    model = ExpertPredictor(target.hidden_size, target.moe_layers, target.experts, config["backbone"])
+    try:
+        model = ExpertPredictor(target.hidden_size, target.moe_layers, target.experts, config["backbone"])
+    except (TypeError, ValueError, LookupError, ArithmeticError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"predictor {folder}: its config describes no backbone ({reason})") from error
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not _unused(name)}
     found = {name: tuple(t.shape) for name, t in tensors.items()}
     if found != expected:

@@ -44,7 +44,7 @@ def load_table(folder: Path, target: TargetView) -> BoundTable:
     """Read a table.
 
     Raises:
-        UserError: see `read_predictor`; also when the table's shape is not the target's.
+        UserError: see `read_predictor`; also when the table's shape or an expert in it is not the target's.
     """
     _, tensors = read_predictor(folder, KIND, target)
     expected = (target.vocab_size, target.moe_layers, target.top_k)
@@ -52,7 +52,13 @@ def load_table(folder: Path, target: TargetView) -> BoundTable:
     if table is None or tuple(table.shape) != expected:
         found = "nothing" if table is None else tuple(table.shape)
         raise UserError(f"predictor {folder}: tensor top_experts has shape {found}, expected {expected}")
-    return BoundTable(table.numpy().astype(np.int64))
+    experts = table.numpy().astype(np.int64)
+    wrong = experts[(experts < 0) | (experts >= target.experts)]
+    if len(wrong):
+        raise UserError(
+            f"predictor {folder}: top_experts names expert {wrong[0]}, expected 0 to {target.experts - 1}"
+        )
+    return BoundTable(experts)
 
 
 class BoundTable(BoundPredictor):

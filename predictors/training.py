@@ -99,7 +99,7 @@ def train(
                 group["lr"] = rate
             module.train()
             value, seen = loss(step, progress)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
             if not math.isfinite(float(norm)):
                 raise RuntimeError(f"step {step}: the gradient norm is {float(norm)}")

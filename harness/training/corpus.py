@@ -110,7 +110,7 @@ def build_corpus(path: Path, tokenizer: Any, *, piece: int = 2048, seed: int = 0
         raise UserError(f"corpus {path}: no record with a licence among {', '.join(LICENSES)}")
     rng = np.random.default_rng(seed)
     held = rng.random(len(records)) < HELD_OUT_SHARE
-    streams = []
+    streams: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = []
     sources: dict[str, int] = defaultdict(int)
     for part in (False, True):
         documents = grouped_documents([r for r, h in zip(records, held, strict=True) if h == part], seed)
@@ -123,9 +123,10 @@ def build_corpus(path: Path, tokenizer: Any, *, piece: int = 2048, seed: int = 0
             ids.append(tokenizer.eos_token_id)
             if not part:
                 sources[source] += len(tokens)
-        streams += [np.asarray(ids, dtype=np.int32), np.asarray(starts, dtype=np.int64)]
+        streams.append((np.asarray(ids, dtype=np.int32), np.asarray(starts, dtype=np.int64)))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Corpus(*streams, sources=dict(sources), sha256=digest)
+    (train, train_starts), (held_out, held_out_starts) = streams
+    return Corpus(train, train_starts, held_out, held_out_starts, dict(sources), digest)
 
 
 def _windows(

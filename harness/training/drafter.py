@@ -131,7 +131,7 @@ def train_drafter(
         wanted = logits[:, 1:].float().index_select(-1, draft_ids)
         goal, goal_id = wanted.softmax(-1), draft_ids[wanted.argmax(-1)]
         inside = goal_id == logits[:, 1:].argmax(-1)  # whether the head can say what the target would
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             states = unrolled_states(head, embedding[ids[:, 1:]], features[:, :-1], recipe.test_steps)
             drafted = [head.logits(state) for state in states]
         total, figures = torch.zeros((), device=device), {}

@@ -86,7 +86,7 @@ def train_predictor(
         counted += 1
 
     def predicted(ids: Tensor) -> Tensor:
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             out: Tensor = model(embedding[ids])
         return out.float()
 

@@ -138,7 +138,7 @@ def train_target(
     held_out = torch.from_numpy(corpus.held_out_windows(16, min(1024, shape.context))).to(device)
 
     def forward(ids: Tensor) -> Any:
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             return model(input_ids=ids, labels=ids, output_router_logits=True)
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:

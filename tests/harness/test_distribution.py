@@ -96,11 +96,16 @@ class Guesses:
         pass
 
     def draft(self, bonus: int, steps: int, top_k: int) -> DraftTree:
-        likely = np.argsort(-exact_law().sum(axis=(1, 2)))[:3]
-        tokens, parents, probs = [bonus, *likely], [-1, 0, 0, 0], [1.0, 0.5, 0.3, 0.2]
-        if steps > 1:
-            tokens, parents, probs = [*tokens, *likely], [*parents, 1, 1, 2], [*probs, 0.5, 0.3, 0.5]
-        return DraftTree(tokens, parents, probs)
+        return guessed_tree(bonus, steps)
+
+
+@cache
+def guessed_tree(bonus: int, steps: int) -> DraftTree:
+    likely = np.argsort(-exact_law().sum(axis=(1, 2)))[:3]
+    tokens, parents, probs = [bonus, *likely], [-1, 0, 0, 0], [1.0, 0.5, 0.3, 0.2]
+    if steps > 1:
+        tokens, parents, probs = [*tokens, *likely], [*parents, 1, 1, 2], [*probs, 0.5, 0.3, 0.5]
+    return DraftTree(tokens, parents, probs)
 
 
 def sampled(
@@ -108,6 +113,7 @@ def sampled(
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Counts [8, 8, 8] of the outputs of this many requests, and their acceptance length α."""
     monkeypatch.setattr(decoding, "DrafterSession", Guesses)
+    monkeypatch.setattr(decoding, "unique_pairs", lambda *args: 0)  # only a record, and a third of the time
     if accept is not None:
         monkeypatch.setattr(decoding, "accept", accept)
     method = Speculation(Confidence(), None, budget=6, draft_steps=2, draft_topk=3)  # type: ignore[arg-type]
@@ -132,7 +138,7 @@ def p_value(counts: npt.NDArray[np.int64]) -> float:
 
 
 def test_the_law_of_the_output_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, alpha = sampled(monkeypatch, requests=3000)
+    counts, alpha = sampled(monkeypatch, requests=2500)
     assert p_value(counts) > 1e-3
     assert alpha > 1.2  # drafts are accepted; without any, the law would hold trivially
 
@@ -190,4 +196,4 @@ decoding_accept: Any = decoding.accept
 @pytest.mark.parametrize("wrong", [accept_any, accept_each_by_its_probability, accept_at_one_position])
 def test_a_wrong_acceptance_rule_is_seen(wrong: Accept, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    assert p_value(sampled(monkeypatch, 1000, wrong)[0]) < 1e-9
+    assert p_value(sampled(monkeypatch, 700, wrong)[0]) < 1e-6
