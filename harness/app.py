@@ -97,9 +97,7 @@ class live_progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         ]
-        self._bar = Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        )
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
         self._task = self._bar.add_task("loading", total=prompts)
         self._tokens, self._seconds = 0, 0.0
 

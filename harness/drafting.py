@@ -24,11 +24,11 @@ class DrafterSession:
         """Open a request.
 
         Args:
-            embedding: the target's input embedding [V, H].
+            embedding: the target's input embedding [V, H]; a head with its own does not use it.
             capacity: the most entries, draft ones included.
         """
         self._head = head
-        self._embedding = embedding
+        self._embedding = embedding if head.own_embedding is None else head.own_embedding
         self.cache = SlotCache(1, capacity)
         self._root_state: Tensor | None = None
 

@@ -140,6 +140,8 @@ class Eagle3Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(llama)
         # Offset from a draft id to its target id; zero when the vocabularies are one.
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long), persistent=False)
+        # The head's own embedding [V, H], where its checkpoint brings one; else the target's is used.
+        self.register_buffer("own_embedding", None, persistent=False)
 
     def forward(
         self,
@@ -171,7 +173,7 @@ class Eagle3Head(nn.Module):
 def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_layers: int) -> Eagle3Head:
     """Load a head in the ``midlayer.*`` layout and check that it fits the target.
 
-    The head's own ``embed_tokens.weight`` is not accepted here: the target's embedding is used.
+    Where the checkpoint brings its own ``embed_tokens.weight`` the head uses that, else the target's.
 
     Raises:
         UserError: a file or tensor is missing, left over, or of a shape that does not fit.
@@ -206,7 +208,9 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
                 f"{list(layers)} is no choice for a target of {target_layers} layers"
             )
         config = head.config = replace(config, feature_layers=layers)
-    _check_fit(folder, config, target_vocab=target_vocab, target_hidden=target_hidden)
+    embedding = tensors.pop("embed_tokens.weight", None)
+    _check_fit(folder, config, embedding, target_vocab=target_vocab, target_hidden=target_hidden)
+    head.own_embedding = embedding
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t is None and config.draft_vocab_size != target_vocab:
         raise UserError(
@@ -227,15 +231,21 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
     return head
 
 
-def _check_fit(folder: Path, config: Eagle3Config, *, target_vocab: int, target_hidden: int) -> None:
-    facts = {
+def _check_fit(
+    folder: Path, config: Eagle3Config, embedding: Tensor | None, *, target_vocab: int, target_hidden: int
+) -> None:
+    facts: dict[str, tuple[object, object]] = {
         "vocab_size": (config.llama.vocab_size, target_vocab),
         "target_hidden_size": (config.target_hidden_size, target_hidden),
-        "hidden_size": (config.llama.hidden_size, target_hidden),  # the target's embedding is its input
     }
+    if embedding is None:  # the target's embedding is its input
+        facts["hidden_size"] = (config.llama.hidden_size, target_hidden)
+    else:
+        size = (config.llama.vocab_size, config.llama.hidden_size)
+        facts["the shape of embed_tokens.weight"] = (tuple(embedding.shape), size)
     for name, (found, expected) in facts.items():
         if found != expected:
-            raise UserError(f"drafter {folder}: {name} is {found}, but the target needs {expected}")
+            raise UserError(f"drafter {folder}: {name} is {found}, expected {expected} for this target")
     if len(config.feature_layers or ()) != 3:
         raise UserError(f"drafter {folder}: it names {config.feature_layers} feature layers, expected three")
     if config.draft_vocab_size > target_vocab:

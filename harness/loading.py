@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 
+# What transformers raises on files that are missing, corrupted, or describe no model.
+UNLOADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,19 +64,40 @@ def load_target(
         raise UserError(f"target {name}: no config.json; expected a transformers checkpoint folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,  # refused below, with the tensor's name
+            output_loading_info=True,
+        )
+    except UNLOADABLE as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "
             "expected a local checkpoint folder or a hub name that is cached or reachable"
         ) from error
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what a missing file leaves
+        raise UserError(f"target {name}: its tokenizer has no vocabulary; expected tokenizer files in the folder")
+    _check_complete(name, report)
     widen_experts(model, widen)
     try:
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
+
+
+def _check_complete(name: str, report: Mapping[str, Any]) -> None:
+    """Refuse what the library fills with random numbers: tensors that are missing or of another shape."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(
+            f"target {name}: the checkpoint lacks {missing[0]}, and {len(missing) - 1} more tensors; "
+            "expected all of the model's"
+        )
+    for tensor, found, expected in sorted(report["mismatched_keys"]):
+        raise UserError(f"target {name}: tensor {tensor} has shape {tuple(found)}, expected {tuple(expected)}")
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:

@@ -31,6 +31,7 @@ from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_record
 from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.contract import BoundPredictor, Predictor
+from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, Problem, Suite, load_suite
 
 WARM_UP_TOKENS = 12
@@ -281,7 +282,7 @@ def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[Load
         target_layers=geometry.layers,
     )
     loaded.target.read_features(head.config.feature_layers or ())
-    return loaded, head.to(device, dtype).eval().requires_grad_(False), bundle
+    return loaded, place(head, device, dtype), bundle
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

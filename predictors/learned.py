@@ -18,6 +18,7 @@ from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.checkpoint import read_predictor
 from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing, TargetView
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
+from ecospec.predictors.placing import place
 
 KIND = "learned"
 
@@ -129,7 +130,7 @@ def load_learned(folder: Path, target: TargetView) -> BoundLearned:
         )
     model.load_state_dict(tensors, strict=False)  # the one tensor left out is named by _unused
     weight: Tensor = target.embedding
-    return BoundLearned(model.to(weight.device, weight.dtype).eval().requires_grad_(False), target)
+    return BoundLearned(place(model, weight.device, weight.dtype), target)
 
 
 def _unused(name: str) -> bool:

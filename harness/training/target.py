@@ -41,7 +41,9 @@ class TargetShape:
 @dataclass(frozen=True)
 class TargetRecipe:
     """Batches are ``tokens_per_batch`` tokens: short windows first, whole-context windows for the last
-    ``long_share`` of the run, so that a 5-shot prompt is well inside what was trained."""
+    ``long_share`` of the run, so that a 5-shot prompt is well inside what was trained. Experts are balanced
+    over each batch with ``aux_coefficient`` for the first ``balance_share`` of the run, so that none dies, and
+    with ``aux_relaxed`` after it, so that they may specialise in a kind of text, as in large models."""
 
     steps: int = 3000
     seconds: float = 0.0
@@ -50,6 +52,8 @@ class TargetRecipe:
     short_window: int = 512
     long_share: float = 0.2
     aux_coefficient: float = 0.01
+    aux_relaxed: float = 0.001
+    balance_share: float = 0.56
     seed: int = 0
 
 
@@ -145,18 +149,19 @@ def train_target(
         window = shape.context if progress >= 1 - recipe.long_share else recipe.short_window
         count = max(1, recipe.tokens_per_batch // window)
         ids = torch.from_numpy(corpus.windows(count, window, seed=recipe.seed, step=step)).to(device)
+        coefficient = recipe.aux_coefficient if progress < recipe.balance_share else recipe.aux_relaxed
+        model.router_aux_loss_coef = coefficient
         out = forward(ids)
         aux = float(out.aux_loss.detach())
-        return out.loss, {"loss": float(out.loss.detach()) - recipe.aux_coefficient * aux, "aux": aux}
+        return out.loss, {"loss": float(out.loss.detach()) - coefficient * aux, "aux": aux}
 
     def evaluate() -> dict[str, float]:
         values = []
         for row in held_out.split(4):
             out = forward(row)
-            values.append(float(out.loss) - recipe.aux_coefficient * float(out.aux_loss))
+            values.append(float(out.loss) - model.router_aux_loss_coef * float(out.aux_loss))
         return {"held_out_loss": sum(values) / len(values)}
 
-    model.router_aux_loss_coef = recipe.aux_coefficient
     loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.1)
     figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="target")
     save_target(model, tokenizer, output)

@@ -45,9 +45,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.fixture
-def bench(
-    command: Callable[..., Ran], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ran]:
+def bench(command: Callable[..., Ran], checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """Run the suite gsm8k on the small checkpoint, two prompts of at most twelve tokens."""
     monkeypatch.setattr(runner, "copy_bandwidth", lambda device: 2.0e10)  # its own test measures it
 

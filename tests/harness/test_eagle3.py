@@ -13,6 +13,7 @@ from tiny_models import CONTEXT, FEATURE_LAYERS, HIDDEN, VOCAB, head_facts
 from torch import Tensor
 
 from ecospec.errors import UserError
+from ecospec.harness.drafting import DrafterSession
 from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers, load_eagle3
 from ecospec.predictors.kv_cache import SlotCache
 
@@ -341,12 +342,13 @@ def test_a_map_without_a_mask_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_head_for_another_target_is_refused(small: Path, tmp_path: Path) -> None:
-    assert refusal(small, target_vocab=VOCAB + 1) == f"vocab_size is {VOCAB}, but the target needs {VOCAB + 1}"
+    assert refusal(small, target_vocab=VOCAB + 1) == f"vocab_size is {VOCAB}, expected {VOCAB + 1} for this target"
     assert (
-        refusal(small, target_hidden=HIDDEN * 2) == f"target_hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
+        refusal(small, target_hidden=HIDDEN * 2)
+        == f"target_hidden_size is {HIDDEN}, expected {HIDDEN * 2} for this target"
     )
     other = write(tmp_path / "other", head_facts(target_hidden_size=HIDDEN * 2), published_tensors())
-    assert refusal(other, target_hidden=HIDDEN * 2) == f"hidden_size is {HIDDEN}, but the target needs {HIDDEN * 2}"
+    assert refusal(other, target_hidden=HIDDEN * 2) == f"hidden_size is {HIDDEN}, expected {HIDDEN * 2} for this target"
 
 
 def test_a_draft_vocabulary_larger_than_the_targets_is_refused(tmp_path: Path) -> None:
@@ -359,3 +361,23 @@ def test_without_target_hidden_size_it_is_the_heads_own() -> None:
     del facts["target_hidden_size"]
     config = Eagle3Config.from_dict(facts)
     assert (config.target_hidden_size, config.llama.max_position_embeddings) == (HIDDEN, CONTEXT)
+
+
+def test_a_head_with_its_own_embedding_uses_it(tmp_path: Path) -> None:
+    own = torch.randn(VOCAB, HIDDEN)
+    given = load(write(tmp_path / "given", head_facts(), {**published_tensors(), "embed_tokens.weight": own}))
+    lacks = load(write(tmp_path / "lacks", head_facts(), published_tensors()))
+    features, other = torch.randn(3, 3 * HIDDEN), torch.randn(VOCAB, HIDDEN)
+    trees = []
+    for head, embedding in ((given, other), (lacks, own), (lacks, other)):
+        session = DrafterSession(head, embedding, 30)
+        session.extend([3, 9, 27], features)
+        trees.append(session.draft(27, 3, 2))
+    assert trees[0].tokens.tolist() == trees[1].tokens.tolist()
+    assert trees[0].probs.tolist() == pytest.approx(trees[1].probs.tolist())
+    assert trees[0].probs.tolist() != pytest.approx(trees[2].probs.tolist())
+
+
+def test_an_embedding_of_another_shape_is_refused(tmp_path: Path) -> None:
+    tensors = {**published_tensors(), "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN + 1)}
+    assert "the shape of embed_tokens.weight is" in refusal(write(tmp_path / "head", head_facts(), tensors))

@@ -119,12 +119,20 @@ def test_corrupted_weights_are_refused(folder: Path, content: bytes) -> None:
     assert refusal(folder).startswith("not loadable as a causal LM with a tokenizer (")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_refused(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    if name == "tokenizer.json":
-        (folder / "tokenizer_config.json").unlink()
+def test_missing_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
     assert refusal(folder).startswith("not loadable as a causal LM with a tokenizer (")
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
+def test_a_missing_tokenizer_is_refused(family: str, tmp_path: Path) -> None:
+    """The library would make up one that knows its special tokens alone and encodes every text to nothing."""
+    folder = write_checkpoint(tmp_path / "target", family)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    message = refusal(folder)
+    assert "tokenizer" in message
+    assert "no vocabulary; expected tokenizer files" in message or message.startswith("not loadable as a causal LM")
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(folder: Path) -> None:
@@ -142,7 +150,7 @@ def test_a_tensor_of_another_shape_is_refused(folder: Path) -> None:
     tensors = load_file(path)
     tensors["model.norm.weight"] = torch.ones(7)
     save_file(tensors, path, metadata={"format": "pt"})
-    assert refusal(folder)
+    assert refusal(folder) == "tensor model.norm.weight has shape (7,), expected (32,)"
 
 
 def test_tied_embeddings_lack_nothing(tmp_path: Path) -> None:

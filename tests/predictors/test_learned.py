@@ -118,9 +118,7 @@ def test_the_loss_is_the_cross_entropy_against_the_uniform_distribution_over_the
 def test_loss_and_accuracy_equal_loops_over_batch_position_and_layer() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, LAYERS, EXPERTS)
-    routing = torch.stack(
-        [torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(6)]) for _ in range(LAYERS)]
-    )
+    routing = torch.stack([torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(6)]) for _ in range(LAYERS)])
     losses, hits = [], [[] for _ in range(LAYERS)]
     for batch in range(2):
         for position in range(3):

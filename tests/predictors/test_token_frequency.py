@@ -82,15 +82,11 @@ def test_a_table_gives_each_node_its_tokens_experts(tmp_path: Path) -> None:
         ({"top_experts": torch.zeros(5, 2, 3, dtype=torch.int16)}, "(5, 2, 3)"),
     ],
 )
-def test_a_table_of_another_shape_is_refused(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], found: str
-) -> None:
+def test_a_table_of_another_shape_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], found: str) -> None:
     save_predictor(tmp_path, {"kind": KIND, "target": target_geometry(TARGET)}, tensors)
     with pytest.raises(UserError) as caught:
         load_table(tmp_path, TARGET)
-    assert str(caught.value) == (
-        f"predictor {tmp_path}: tensor top_experts has shape {found}, expected (5, 2, 2)"
-    )
+    assert str(caught.value) == (f"predictor {tmp_path}: tensor top_experts has shape {found}, expected (5, 2, 2)")
 
 
 @pytest.mark.parametrize("expert", [-1, 4])

@@ -1,0 +1,185 @@
+"""Training, in miniature: three steps of each model give checkpoints that load and run together."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import random_tree
+
+from ecospec.errors import UserError
+from ecospec.harness.choosing import Sampling, TokenChooser
+from ecospec.harness.decoding import Speculation, decode_ar, decode_speculative
+from ecospec.harness.eagle3 import load_eagle3
+from ecospec.harness.loading import LoadedTarget, load_target, target_view
+from ecospec.harness.stopping import StopRule
+from ecospec.harness.training.corpus import build_corpus
+from ecospec.harness.training.drafter import DrafterRecipe, DrafterShape, draft_vocabulary, train_drafter
+from ecospec.harness.training.predictor import PredictorRecipe, PredictorShape, train_predictor
+from ecospec.harness.training.target import TargetRecipe, TargetShape, train_target
+from ecospec.policies import MarginalCost
+from ecospec.predictors.learned import load_learned
+from ecospec.predictors.token_frequency import build_table, load_table
+
+SHAPE = TargetShape(
+    vocab_size=280, hidden_size=32, layers=3, heads=2, kv_heads=1, head_dim=16, experts=8, top_k=2, expert_size=16, context=64
+)
+TARGET_RECIPE = TargetRecipe(steps=3, tokens_per_batch=128, short_window=32)
+DRAFTER_SHAPE = DrafterShape(draft_vocab_size=40, intermediate_size=48, heads=2, kv_heads=1, feature_layers=(0, 1, 2))
+DRAFTER_RECIPE = DrafterRecipe(steps=3, tokens_per_batch=128, window=32)
+PREDICTOR_SHAPE = PredictorShape(width=16, layers=1, heads=2)
+PREDICTOR_RECIPE = PredictorRecipe(steps=3, tokens_per_batch=128, window=32, table_batches=5)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything trained once, and what the trainers returned."""
+
+    corpus: Path
+    folder: Path
+    figures: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    corpus = folder / "corpus.jsonl"
+    words = ["apples", "pears", "buys", "sells", "and", "then", "seven", "three"]
+    rng = np.random.default_rng(0)
+    with corpus.open("w") as file:
+        for number in range(60):
+            text = f"Problem {number}: " + " ".join(rng.choice(words, 30))
+            file.write(json.dumps({"source": "toy", "license": "MIT", "text": text}) + "\n")
+    target, drafter, predictor = (folder / part for part in ("target", "drafter", "predictor"))
+    figures = {
+        "target": train_target(corpus, target, shape=SHAPE, recipe=TARGET_RECIPE),
+        "drafter": train_drafter(target, corpus, drafter, shape=DRAFTER_SHAPE, recipe=DRAFTER_RECIPE),
+        "predictor": train_predictor(target, corpus, predictor, shape=PREDICTOR_SHAPE, recipe=PREDICTOR_RECIPE),
+    }
+    return Bench(corpus, folder, figures)
+
+
+@pytest.fixture(scope="module")
+def loaded(bench: Bench) -> LoadedTarget:
+    return load_target(str(bench.folder / "target"), dtype=torch.float32, device="cpu", feature_layers=(0, 1, 2))
+
+
+@pytest.mark.parametrize("part", ["target", "drafter", "predictor"])
+def test_a_run_leaves_a_log_and_a_record_of_how_it_was_made(bench: Bench, part: str) -> None:
+    folder = bench.folder / part
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    figures = bench.figures[part]
+    assert figures["steps"] == 3
+    assert any(key.startswith("held_out") for key in figures)
+    record = json.loads((folder / "training.json").read_text())
+    assert (record["kind"], record["figures"], record["recipe"]["steps"]) == (part, figures, 3)
+    assert record["train_tokens_by_source"].keys() == {"toy"}
+    assert len(record["corpus_sha256"]) == 64
+
+
+def test_the_target_is_an_ordinary_checkpoint(loaded: LoadedTarget) -> None:
+    geometry = loaded.target.geometry
+    assert (geometry.moe_layers, geometry.experts, geometry.top_k, geometry.context) == (3, 8, 2, 64)
+    assert geometry.vocab_size == SHAPE.vocab_size
+    tokens = loaded.tokenizer("12 apples").input_ids
+    assert loaded.tokenizer.decode(tokens) == "12 apples"
+    assert loaded.tokenizer.convert_ids_to_tokens(tokens)[:2] == ["1", "2"]  # digits stay single
+    assert loaded.tokenizer.eos_token_id == loaded.target.config.eos_token_id
+    assert loaded.target.new_session(64).prefill(tokens).logits.isfinite().all()
+
+
+def test_the_drafters_vocabulary_is_the_corpuss_commonest_ids(bench: Bench, loaded: LoadedTarget) -> None:
+    head = load_head(bench, loaded)
+    assert head.config.feature_layers == (0, 1, 2)
+    corpus = build_corpus(bench.corpus, loaded.tokenizer, piece=64, seed=0)
+    counts = np.bincount(corpus.train, minlength=SHAPE.vocab_size)
+    expected = draft_vocabulary(counts, 40).tolist()
+    assert head.to_target_ids(torch.arange(40)).tolist() == expected
+
+
+def load_head(bench: Bench, loaded: LoadedTarget) -> Any:
+    return load_eagle3(
+        bench.folder / "drafter", target_vocab=SHAPE.vocab_size, target_hidden=32, target_layers=3
+    ).requires_grad_(False)
+
+
+def test_the_table_counts_the_routing_of_the_batches_it_names(bench: Bench, loaded: LoadedTarget) -> None:
+    """More batches are counted than steps were trained: all five, however short the run."""
+    corpus = build_corpus(bench.corpus, loaded.tokenizer, piece=64, seed=0)
+    counts = np.zeros((SHAPE.vocab_size, 3, 8), dtype=np.int64)
+    for step in range(5):
+        ids = corpus.windows(4, 32, seed=PREDICTOR_RECIPE.seed, step=step)
+        routing = loaded.target.teach(torch.from_numpy(ids))[2].numpy()
+        for layer in range(3):
+            for token, experts in zip(ids.flatten(), routing[layer], strict=True):
+                for expert in experts:
+                    counts[token, layer, expert] += 1
+    table = load_table(bench.folder / "predictor" / "token-frequency", target_view(loaded.target)).table
+    assert np.array_equal(table, build_table(counts, 2))
+
+
+def test_the_trained_parts_run_together_and_leave_the_output_unchanged(bench: Bench, loaded: LoadedTarget) -> None:
+    target, tokenizer = loaded.target, loaded.tokenizer
+    predictor = load_learned(bench.folder / "predictor" / "learned", target_view(target))
+    method = Speculation(MarginalCost(), load_head(bench, loaded), 4, 3, 2, predictor=predictor)
+    prompt = tokenizer("Problem 7: Sam buys").input_ids
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        outputs = []
+        for run in (decode_ar, lambda target, *args: decode_speculative(target, method, *args)):
+            rule = StopRule(tokenizer, 20, frozenset([tokenizer.eos_token_id]), ("Problem",))
+            outputs.append(run(target, prompt, TokenChooser(sampling, "r"), rule))
+        assert outputs[0].tokens == outputs[1].tokens
+        assert outputs[0].text == outputs[1].text
+    routing = predictor.start(prompt, 64, lambda tree: np.zeros(0)).predict(random_tree(np.random.default_rng(0), 5))
+    assert routing.shape == (3, 5, 2)
+
+
+@pytest.mark.parametrize("part", ["target", "drafter", "predictor"])
+def test_a_finished_run_is_not_repeated(bench: Bench, part: str) -> None:
+    folder, target = bench.folder / part, bench.folder / "target"
+    runs: dict[str, Any] = {
+        "target": lambda **more: train_target(bench.corpus, folder, shape=SHAPE, recipe=TARGET_RECIPE, **more),
+        "drafter": lambda **more: train_drafter(
+            target, bench.corpus, folder, shape=DRAFTER_SHAPE, recipe=DRAFTER_RECIPE, **more
+        ),
+        "predictor": lambda **more: train_predictor(
+            target, bench.corpus, folder, shape=PREDICTOR_SHAPE, recipe=PREDICTOR_RECIPE, **more
+        ),
+    }
+    before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
+    with pytest.raises(UserError, match="already holds a training run"):
+        runs[part]()
+    assert {path: path.read_bytes() for path in folder.rglob("*.safetensors")} == before
+    runs[part](resume=True)
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 3
+    assert {path: path.read_bytes() for path in folder.rglob("*.safetensors")} == before
+
+
+def test_the_last_share_of_the_targets_run_sees_whole_contexts(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ecospec.harness.training.corpus import Corpus
+
+    seen = []
+    windows = Corpus.windows
+
+    def spy(self: Corpus, count: int, length: int, **key: int) -> Any:
+        seen.append((count, length))
+        return windows(self, count, length, **key)
+
+    monkeypatch.setattr(Corpus, "windows", spy)
+    recipe = TargetRecipe(steps=4, tokens_per_batch=128, short_window=32, long_share=0.5)
+    train_target(bench.corpus, tmp_path / "target", shape=SHAPE, recipe=recipe)
+    assert seen == [(4, 32), (4, 32), (2, 64), (2, 64)]
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(bench: Bench, tmp_path: Path) -> None:
+    small = TargetShape(**{**vars(SHAPE), "vocab_size": 100})
+    with pytest.raises(UserError, match="the tokenizer has 257 tokens, the target 100"):
+        train_target(bench.corpus, tmp_path / "target", shape=small, recipe=TARGET_RECIPE)
