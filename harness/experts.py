@@ -31,6 +31,11 @@ class RoutingTap:
         """Forget the last pass."""
         self.indices = [None] * len(self.modules)
 
+    @property
+    def reported(self) -> bool:
+        """Whether any layer has reported since `clear`."""
+        return any(index is not None for index in self.indices)
+
     def read(self) -> Tensor:
         """int64 [MoE layers, tokens, K] of the last pass.
 
@@ -77,7 +82,7 @@ def expert_bytes(module: nn.Module) -> int:
     return stored // experts
 
 
-def _is_plain_swiglu(module: Any) -> bool:
+def is_plain_swiglu(module: Any) -> bool:
     """Whether weights lie as [E, 2I, H] and [E, H, I] with a gate and nothing else."""
     return bool(
         module.has_gate
@@ -130,7 +135,7 @@ def _runs(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
 def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     tap, layer = module._ecospec
     tap.indices[layer] = top_k_index
-    if hidden_states.device.type == "cpu" and _is_plain_swiglu(module) and not torch.is_grad_enabled():
+    if hidden_states.device.type == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
         return union_experts_forward(module, hidden_states, top_k_index, top_k_weights)
     library = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
     result: Tensor = library(module, hidden_states, top_k_index, top_k_weights)
@@ -155,7 +160,7 @@ def widen_experts(model: nn.Module, factor: int) -> None:
     if factor == 1:
         return
     for module in find_experts(model):
-        if not _is_plain_swiglu(module):
+        if not is_plain_swiglu(module):
             raise UserError(f"{type(module).__name__} cannot be widened: expected plain gated experts")
         experts: Any = module
         with torch.no_grad():

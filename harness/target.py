@@ -179,13 +179,16 @@ class Target:
         )
 
     @torch.no_grad()
-    def teach(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [B, S, V], features [B, S, F · Ht] and routing [L, B·S, K] of whole sequences, for training."""
+    def teach(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits [B, S, V], features [B, S, F · Ht] and routing [L, B·S, K] of whole sequences, for training.
+
+        The routing is None where the experts do not go through the tap.
+        """
         self._tap.clear()
         out = self.model(input_ids=ids, use_cache=False)
         features = [self._features[i] for i in self.feature_layers]
         joined = torch.cat(features, dim=-1) if features else out.logits.new_zeros(*ids.shape, 0)
-        return out.logits, joined, self._tap.read()
+        return out.logits, joined, self._tap.read() if self._tap.reported else None
 
 
 class TargetSession:

@@ -56,7 +56,5 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
     for name, expected in target_geometry(target).items():
         found = trained.get(name) if isinstance(trained, dict) else None
         if found != expected:
-            raise UserError(
-                f"predictor {folder}: trained for {name} = {found}, but the target has {expected}"
-            )
+            raise UserError(f"predictor {folder}: trained for {name} = {found}, but the target has {expected}")
     return config, tensors

@@ -55,9 +55,7 @@ def load_table(folder: Path, target: TargetView) -> BoundTable:
     experts = table.numpy().astype(np.int64)
     wrong = experts[(experts < 0) | (experts >= target.experts)]
     if len(wrong):
-        raise UserError(
-            f"predictor {folder}: top_experts names expert {wrong[0]}, expected 0 to {target.experts - 1}"
-        )
+        raise UserError(f"predictor {folder}: top_experts names expert {wrong[0]}, expected 0 to {target.experts - 1}")
     return BoundTable(experts)
 
 

@@ -116,7 +116,8 @@ def build_corpus(path: Path, tokenizer: Any, *, piece: int = 2048, seed: int = 0
         documents = grouped_documents([r for r, h in zip(records, held, strict=True) if h == part], seed)
         ids: list[int] = []
         starts: list[int] = []
-        encoded = tokenizer([text for _, text in documents], add_special_tokens=False)["input_ids"]
+        texts = [text for _, text in documents]
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
         for (source, _), tokens in zip(documents, encoded, strict=True):
             starts.extend(range(len(ids), len(ids) + len(tokens), piece))
             ids.extend(tokens)

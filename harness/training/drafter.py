@@ -13,11 +13,14 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
 from ecospec.harness.loading import load_target
 from ecospec.harness.training.corpus import build_corpus
+from ecospec.harness.training.experts import use_training_experts
 from ecospec.harness.training.target import write_training_record
+from ecospec.predictors.attention import grouped_sdpa
 from ecospec.predictors.training import LoopConfig, train
 
 
@@ -71,33 +74,27 @@ def unrolled_states(head: Eagle3Head, embeddings: Tensor, features: Tensor, step
     hidden: Tensor = head.fc(features)
     rotary = head.rotary(hidden, positions)
     causal = torch.ones(n, n, dtype=torch.bool, device=embeddings.device).tril()
+    own = torch.eye(n, dtype=torch.bool, device=embeddings.device)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     outputs: list[Tensor] = []
     for k in range(steps):
         query, key, value = attention.project(layer.attention_input(embeddings, hidden), rotary)
-        group = query.shape[1] // key.shape[1]
-        keys.append(key.repeat_interleave(group, dim=1))
-        values.append(value.repeat_interleave(group, dim=1))
-        scale = attention.head_dim**-0.5
-        visible = causal.tril(-k)
-        scores = (query @ keys[0].transpose(-1, -2) * scale).float().masked_fill(~visible, float("-inf"))
-        own = [(query * _shifted(keys[i], k - i)).sum(-1, keepdim=True).float() * scale for i in range(1, k + 1)]
-        weights = torch.cat((scores, *own), dim=-1).softmax(-1).nan_to_num().to(value.dtype)
-        attended = weights[..., :n] @ values[0]
-        for i in range(1, k + 1):
-            attended = attended + weights[..., n + i - 1, None] * _shifted(values[i], k - i)
+        keys.append(key)
+        values.append(value)
+        seen = [causal.tril(-k), *(_below(own, k - i) for i in range(1, k + 1))]
+        attended = grouped_sdpa(
+            query, torch.cat(keys, dim=2), torch.cat(values, dim=2), torch.cat(seen, dim=1)[None, None], None
+        )
         state = layer.finish(hidden, attention.combine(attended))
         outputs.append(state)
         hidden = torch.cat((torch.zeros_like(state[:, :1]), state[:, :-1]), dim=1)
     return outputs
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """x[t − by] along the sequence axis of [B, heads, n, D], zeros before the start."""
-    if by == 0:
-        return x
-    return torch.cat((torch.zeros_like(x[:, :, :by]), x[:, :, :-by]), dim=2)
+def _below(own: Tensor, by: int) -> Tensor:
+    """The identity mask [n, n] moved down: entry t sees entry t − by."""
+    return own.roll(by, dims=0).tril()
 
 
 def train_drafter(
@@ -115,6 +112,7 @@ def train_drafter(
     torch.manual_seed(recipe.seed)
     loaded = load_target(str(target_path), dtype=torch.float32, device=device, feature_layers=shape.feature_layers)
     target, tokenizer = loaded.target, loaded.tokenizer
+    use_training_experts(target.model)  # the head learns from logits and features; routing is not read
     geometry = target.geometry
     corpus = build_corpus(corpus_path, tokenizer, piece=geometry.context, seed=0)
     size = min(shape.draft_vocab_size, geometry.vocab_size)
@@ -127,7 +125,8 @@ def train_drafter(
     held_out = torch.from_numpy(corpus.held_out_windows(8, min(recipe.window, geometry.context))).to(device)
 
     def losses(ids: Tensor) -> tuple[Tensor, dict[str, float]]:
-        logits, features, _ = target.teach(ids)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            logits, features = target.teach(ids)[:2]
         wanted = logits[:, 1:].float().index_select(-1, draft_ids)
         goal, goal_id = wanted.softmax(-1), draft_ids[wanted.argmax(-1)]
         inside = goal_id == logits[:, 1:].argmax(-1)  # whether the head can say what the target would
@@ -137,8 +136,8 @@ def train_drafter(
         total, figures = torch.zeros((), device=device), {}
         for k, guess in enumerate(drafted):
             guess = guess[:, k:].float()
-            cross = -(goal[:, k:] * guess.log_softmax(-1)).sum(-1)
-            total = total + recipe.decay**k * cross.mean()
+            cross = F.cross_entropy(guess.flatten(0, 1), goal[:, k:].flatten(0, 1))
+            total = total + recipe.decay**k * cross
             right = (draft_ids[guess.argmax(-1)] == goal_id[:, k:]) & inside[:, k:]
             figures[f"top1_{k}"] = float(right.float().mean())
         return total, {"loss": float(total.detach()), **figures}

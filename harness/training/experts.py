@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from ecospec.harness.experts import find_experts, is_plain_swiglu
 from torch.nn import functional as F
 
 TRAIN_EXPERTS = "ecospec_train"
@@ -104,6 +107,18 @@ def _bounds(ends: list[int]) -> list[tuple[int, int, int]]:
     return [(e, start, end) for e, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
 
 
+def use_training_experts(model: Any) -> None:
+    """Send a model's routed experts through `training_experts_forward`.
+
+    Raises:
+        ValueError: its experts are not plain SwiGLU ones, which is all that the kernel computes.
+    """
+    for module in find_experts(model):
+        if not is_plain_swiglu(module):
+            raise ValueError(f"{type(module).__name__} cannot be trained with: expected plain gated experts")
+        module.config._experts_implementation = TRAIN_EXPERTS  # type: ignore[union-attr]
+
+
 def training_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts-interface forward for SwiGLU experts without biases; differentiable."""
     low = hidden_states
@@ -113,3 +128,6 @@ def training_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Te
         low, module.gate_up_proj, module.down_proj, top_k_index, top_k_weights
     )
     return out.to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(TRAIN_EXPERTS, training_experts_forward)

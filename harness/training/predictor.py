@@ -78,6 +78,11 @@ def train_predictor(
         windows = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
         return torch.from_numpy(windows).to(device)
 
+    def routing_of(ids: Tensor) -> Tensor:
+        routing = target.teach(ids)[2]
+        assert routing is not None  # a target's experts go through its tap unless told otherwise
+        return routing
+
     def note(ids: Tensor, routing: Tensor) -> None:
         nonlocal counted
         flat = ids.flatten().cpu().numpy()
@@ -92,7 +97,7 @@ def train_predictor(
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
         ids = batch(step)
-        routing = target.teach(ids)[2]
+        routing = routing_of(ids)
         if step < recipe.table_batches:
             note(ids, routing)
         logits = predicted(ids)
@@ -101,7 +106,7 @@ def train_predictor(
         return value, {"loss": float(value.detach()), "overlap": overlap}
 
     def evaluate() -> dict[str, Any]:
-        routing = target.teach(held_out)[2]
+        routing = routing_of(held_out)
         per_layer = topk_overlap(predicted(held_out), routing)
         table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
         guess = table[held_out.flatten()].transpose(0, 1)  # [L, T, K]
@@ -116,7 +121,7 @@ def train_predictor(
     figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
         ids = batch(step)
-        note(ids, target.teach(ids)[2])
+        note(ids, routing_of(ids))
     config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
     save_predictor(output / "learned", config, saved_tensors(model))
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.training.corpus import Corpus, build_corpus, grouped_documents, read_records
-from ecospec.harness.training.experts import TRAIN_EXPERTS, training_experts_forward
+from ecospec.harness.training.experts import TRAIN_EXPERTS
 from ecospec.predictors.training import LoopConfig, train
 
 EOS = "<|endoftext|>"
@@ -124,10 +124,8 @@ def train_target(
         UserError: the corpus is unusable, or ``output`` holds another run.
     """
     from transformers import AutoTokenizer
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     shape, recipe = shape or TargetShape(), recipe or TargetRecipe()
-    ALL_EXPERTS_FUNCTIONS.register(TRAIN_EXPERTS, training_experts_forward)
     torch.manual_seed(recipe.seed)
     output.mkdir(parents=True, exist_ok=True)
     if (output / "tokenizer.json").exists() and resume:

@@ -45,7 +45,12 @@ def plenty(count: int = 200) -> list[dict[str, Any]]:
 
 
 def test_only_licensed_records_of_allowed_sources_are_read(tmp_path: Path) -> None:
-    wanted = [record("a", "1", "Apache-2.0"), record("b", "2"), record("c", "3", "CC-BY-4.0"), record("d", "4", "PSF-2.0")]
+    wanted = [
+        record("a", "1", "Apache-2.0"),
+        record("b", "2"),
+        record("c", "3", "CC-BY-4.0"),
+        record("d", "4", "PSF-2.0"),
+    ]
     others = [record("a", "5", "GPL-3.0"), record("a", "6", ""), record("gpteacher-code", "7")]
     path = write(tmp_path / "c.jsonl", [wanted[0], others[0], wanted[1], *others[1:], *wanted[2:]])
     assert list(read_records(path)) == wanted
@@ -70,7 +75,7 @@ def test_a_missing_corpus_and_one_without_a_usable_record_are_refused(tmp_path: 
     with pytest.raises(UserError, match="no such file; expected JSON lines with source, license, text"):
         list(read_records(tmp_path / "c.jsonl"))
     path = write(tmp_path / "gpl.jsonl", [record("a", "b", "GPL-3.0")])
-    with pytest.raises(UserError, match="no record with a licence among MIT, Apache-2.0, PSF-2.0, CC-BY-4.0"):
+    with pytest.raises(UserError, match=r"no record with a licence among MIT, Apache-2\.0, PSF-2\.0, CC-BY-4\.0"):
         build_corpus(path, Bytes())
 
 

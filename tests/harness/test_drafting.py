@@ -217,7 +217,7 @@ def test_what_is_trained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             ) -> tuple[Tensor, Tensor]:
                 seen.append(states[0])
                 # beyond the end of the sequence nothing is fed any more
-                return torch.zeros(1, 1), torch.tensor([[(tokens + [0])[position + 1 + len(seen)]]])
+                return torch.zeros(1, 1), torch.tensor([[[*tokens, 0][position + 1 + len(seen)]]])
 
             monkeypatch.setattr(drafting, "_top_children", forced)
             session = DrafterSession(setting.head, setting.embedding, 20)

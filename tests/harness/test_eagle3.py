@@ -381,3 +381,12 @@ def test_a_head_with_its_own_embedding_uses_it(tmp_path: Path) -> None:
 def test_an_embedding_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = {**published_tensors(), "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN + 1)}
     assert "the shape of embed_tokens.weight is" in refusal(write(tmp_path / "head", head_facts(), tensors))
+
+
+def test_a_head_with_its_own_embedding_may_be_of_another_width_than_the_target(tmp_path: Path) -> None:
+    wide = {"embed_tokens.weight": torch.randn(VOCAB, HIDDEN), "fc.weight": torch.randn(HIDDEN, 3 * 2 * HIDDEN)}
+    facts = head_facts(target_hidden_size=2 * HIDDEN)
+    head = load(write(tmp_path / "head", facts, {**published_tensors(), **wide}), target_hidden=2 * HIDDEN)
+    session = DrafterSession(head, torch.full((VOCAB, 2 * HIDDEN), torch.nan), 30)
+    session.extend([3, 4], torch.randn(2, 6 * HIDDEN))
+    assert session.draft(4, 2, 2).size == 7

@@ -228,6 +228,17 @@ def test_a_dense_model_is_refused() -> None:
         Target(tiny_model("llama"))
 
 
+def test_other_feature_layers_can_be_asked_for_later() -> None:
+    target, expected = tiny_target(feature_layers=(2, 0)), tiny_target(feature_layers=(1, 2))
+    target.read_features((1, 2))
+    torch.testing.assert_close(
+        target.new_session(20).prefill(PROMPT).features, expected.new_session(20).prefill(PROMPT).features
+    )
+    with pytest.raises(UserError, match=r"feature layers \[9\] do not exist"):
+        target.read_features((1, 9))
+    assert target.feature_layers == (1, 2)
+
+
 @pytest.mark.parametrize("wrong", [-1, LAYERS])
 def test_a_feature_layer_that_does_not_exist_is_refused(wrong: int) -> None:
     with pytest.raises(UserError, match=rf"feature layers \[{wrong}\] do not exist; the target has {LAYERS} layers"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import random_tree
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
@@ -19,8 +20,9 @@ from ecospec.harness.decoding import Speculation, decode_ar, decode_speculative
 from ecospec.harness.eagle3 import load_eagle3
 from ecospec.harness.loading import LoadedTarget, load_target, target_view
 from ecospec.harness.stopping import StopRule
-from ecospec.harness.training.corpus import build_corpus
+from ecospec.harness.training.corpus import Corpus, build_corpus
 from ecospec.harness.training.drafter import DrafterRecipe, DrafterShape, draft_vocabulary, train_drafter
+from ecospec.harness.training.experts import TRAIN_EXPERTS
 from ecospec.harness.training.predictor import PredictorRecipe, PredictorShape, train_predictor
 from ecospec.harness.training.target import TargetRecipe, TargetShape, train_target
 from ecospec.policies import MarginalCost
@@ -28,7 +30,16 @@ from ecospec.predictors.learned import load_learned
 from ecospec.predictors.token_frequency import build_table, load_table
 
 SHAPE = TargetShape(
-    vocab_size=280, hidden_size=32, layers=3, heads=2, kv_heads=1, head_dim=16, experts=8, top_k=2, expert_size=16, context=64
+    vocab_size=280,
+    hidden_size=32,
+    layers=3,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    experts=8,
+    top_k=2,
+    expert_size=16,
+    context=64,
 )
 TARGET_RECIPE = TargetRecipe(steps=3, tokens_per_batch=128, short_window=32)
 DRAFTER_SHAPE = DrafterShape(draft_vocab_size=40, intermediate_size=48, heads=2, kv_heads=1, feature_layers=(0, 1, 2))
@@ -163,9 +174,9 @@ def test_a_finished_run_is_not_repeated(bench: Bench, part: str) -> None:
     assert {path: path.read_bytes() for path in folder.rglob("*.safetensors")} == before
 
 
-def test_the_last_share_of_the_targets_run_sees_whole_contexts(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ecospec.harness.training.corpus import Corpus
-
+def test_the_last_share_of_the_targets_run_sees_whole_contexts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen = []
     windows = Corpus.windows
 
@@ -183,3 +194,35 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(bench: Bench, tmp_pat
     small = TargetShape(**{**vars(SHAPE), "vocab_size": 100})
     with pytest.raises(UserError, match="the tokenizer has 257 tokens, the target 100"):
         train_target(bench.corpus, tmp_path / "target", shape=small, recipe=TARGET_RECIPE)
+
+
+def test_a_corpus_too_small_to_hold_anything_out_is_refused(bench: Bench, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(bench.corpus.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="the corpus has 0 tokens, fewer than one window of 64"):
+        train_target(corpus, tmp_path / "target", shape=SHAPE, recipe=TARGET_RECIPE)
+
+
+def test_experts_are_balanced_more_firmly_at_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The coefficient of each step's auxiliary loss, read off the model when the step's batch is drawn."""
+    import ecospec.harness.training.target as module
+
+    built: list[Any] = []
+    original = module.build_target
+    monkeypatch.setattr(module, "build_target", lambda *a, **k: built.append(original(*a, **k)) or built[-1])
+    used: list[float] = []
+    forward = ALL_EXPERTS_FUNCTIONS[TRAIN_EXPERTS]
+
+    def spy(*args: Any) -> Any:
+        used.append(built[0].router_aux_loss_coef)
+        return forward(*args)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, TRAIN_EXPERTS, spy)
+    recipe = TargetRecipe(
+        steps=4, tokens_per_batch=64, short_window=32, aux_coefficient=0.5, aux_relaxed=0.25, balance_share=0.5
+    )
+    train_target(bench.corpus, tmp_path / "target", shape=SHAPE, recipe=recipe)
+    per_step = SHAPE.layers
+    assert used[: 4 * per_step] == [0.5] * 2 * per_step + [0.25] * 2 * per_step
