@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.harness.experts import find_experts, is_plain_swiglu
-from torch.nn import functional as F
 
 TRAIN_EXPERTS = "ecospec_train"
 

@@ -295,19 +295,37 @@ class Spy(BoundPredictor):
 def test_after_a_run_every_memory_holds_the_emitted_tokens_but_the_last(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, prompt, spy = target_of(8), PROMPTS[1], Spy()
+    assert_memories_hold_what_was_emitted(target_of(8), 8, monkeypatch, n=n)
+
+
+@pytest.mark.parametrize("at", [10, 11, 12, 13, 14])
+def test_what_an_end_cut_off_a_block_is_in_no_memory(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompt = target_of(VOCAB), PROMPTS[1]
+    answer = run_ar(target, prompt, WARM, n=30).tokens
+    assert answer.index(answer[at]) == at
+    always_right(monkeypatch, prompt, answer)
+    ours = assert_memories_hold_what_was_emitted(target, VOCAB, monkeypatch, eos=(answer[at],))
+    assert ours.tokens == answer[: at + 1]
+
+
+def assert_memories_hold_what_was_emitted(
+    target: Target, vocab: int, monkeypatch: pytest.MonkeyPatch, **rule: Any
+) -> Generation:
+    """Run once, with a predictor that notes what is committed, and compare the target's memory with a fresh one."""
+    prompt, spy = PROMPTS[1], Spy()
     opened: list[TargetSession] = []
     new_session = Target.new_session
     monkeypatch.setattr(Target, "new_session", lambda *args: opened.append(new_session(*args)) or opened[-1])
-    ours = run_speculative(target, method_of(MarginalCost(), budget=9, predictor=spy), prompt, WARM, n=n)
+    method = method_of(MarginalCost(), vocab, budget=9, steps=4, predictor=spy)
+    ours = run_speculative(target, method, prompt, WARM, **rule)
     assert spy.committed == ours.tokens[:-1]
-    monkeypatch.undo()
-    fresh = target.new_session(CONTEXT)
+    fresh = new_session(target, CONTEXT)
     fresh.prefill([*prompt, *ours.tokens[:-1]])
     assert opened[0].length == fresh.length
     for layer in range(LAYERS):
         for kept, expected in zip(opened[0].cache.kept(layer), fresh.cache.kept(layer), strict=True):
             torch.testing.assert_close(kept, expected, atol=1e-5, rtol=1e-5)
+    return ours
 
 
 def brute_force_pairs(routing: torch.Tensor) -> int:

@@ -46,10 +46,11 @@ def test_a_stop_sequence_longer_than_the_block_window_is_found() -> None:
     assert ends.text() == "B" * (EXTRA_TOKENS + 20)
 
 
-def test_the_text_is_cut_before_the_first_of_several_stop_sequences() -> None:
-    ends = rule(stop=("CDE", "BC"))
+@pytest.mark.parametrize("stop", [("CD", "BCD"), ("BCD", "CD")])
+def test_the_text_is_cut_before_the_first_of_stop_sequences_that_end_together(stop: tuple[str, str]) -> None:
+    ends = rule(stop=stop)
     ends.take(ids("ABCDE"))
-    assert ends.text() == "A"
+    assert (ends.tokens, ends.text()) == (ids("ABCD"), "A")
 
 
 def test_a_token_can_complete_a_stop_sequence_inside_itself() -> None:
