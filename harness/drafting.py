@@ -31,6 +31,13 @@ class DrafterSession:
         self._embedding = embedding if head.own_embedding is None else head.own_embedding
         self.cache = SlotCache(1, capacity)
         self._root_state: Tensor | None = None
+        every = torch.arange(capacity, device=embedding.device)[None]
+        with torch.inference_mode():
+            self._cosines, self._sines = head.rotary(embedding, every)
+
+    def _rotary(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions from ``start`` to before ``end``."""
+        return self._cosines[:, start:end], self._sines[:, start:end]
 
     @torch.inference_mode()
     def extend(self, tokens: Sequence[int], features: Tensor) -> None:
@@ -43,12 +50,11 @@ class DrafterSession:
         device = self._embedding.device
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=device)
         base, n = self.cache.length, len(tokens)
-        positions = torch.arange(base, base + n, device=device)[None]
         mask = None
         if n > 1 and base:
             mask = torch.ones(n, base + n, dtype=torch.bool, device=device).tril(base)[None, None]
         hidden = self._head.fc(features)[None]
-        states = self._head(self._embedding[ids][None], hidden, positions, self.cache, mask)
+        states = self._head(self._embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)
         self.cache.advance(n)
         self._root_state = states[0, -1:]
 
@@ -75,8 +81,8 @@ class DrafterSession:
         count = 1 + top_k
         for depth in range(1, steps):
             mask = torch.cat((seen.new_ones(top_k, base), seen), dim=1)[None, None]
-            positions = torch.full((1, top_k), base + depth - 1, device=device)
-            states = head(self._embedding[beam_tokens][None], hidden[None], positions, self.cache, mask)[0]
+            rotary = self._rotary(base + depth - 1, base + depth)
+            states = head(self._embedding[beam_tokens][None], hidden[None], rotary, self.cache, mask)[0]
             self.cache.advance(top_k)
             log_probs, ids = _top_children(head, states, top_k)
             tokens.append(ids.flatten())

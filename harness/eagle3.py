@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
-    LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
@@ -109,9 +108,9 @@ class Eagle3Layer(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Eagle3Attention(config)
         self.mlp = LlamaMLP(config)
 
@@ -135,7 +134,7 @@ class Eagle3Head(nn.Module):
         self.config = config
         self.fc = nn.Linear(3 * config.target_hidden_size, llama.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(llama)
-        self.norm = LlamaRMSNorm(llama.hidden_size, eps=llama.rms_norm_eps)
+        self.norm = nn.RMSNorm(llama.hidden_size, eps=llama.rms_norm_eps)
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(llama)
         # Offset from a draft id to its target id; zero when the vocabularies are one.
@@ -147,13 +146,15 @@ class Eagle3Head(nn.Module):
         self,
         embeddings: Tensor,
         hidden: Tensor,
-        positions: Tensor,
+        rotary: tuple[Tensor, Tensor],
         cache: SlotCache,
         mask: Tensor | None,
     ) -> Tensor:
-        """States [B, n, H] of n entries: (embedding of token t+1, hidden state of token t)."""
+        """States [B, n, H] of n entries: (embedding of token t+1, hidden state of token t).
+
+        ``rotary`` holds the cosines and sines [B, n, head_dim] of the entries' positions.
+        """
         layer = self.midlayer
-        rotary = self.rotary(hidden, positions)
         query, key, value = layer.self_attn.project(layer.attention_input(embeddings, hidden), rotary)
         key, value = cache.update(key, value, 0)
         attended = layer.self_attn.combine(grouped_sdpa(query, key, value, mask, None))

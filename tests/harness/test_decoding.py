@@ -208,7 +208,7 @@ class AlwaysRight:
             tokens += [(token + 1) % VOCAB, token]
             parents += [parent, parent]
             parent = len(tokens) - 1
-        return DraftTree(tokens, parents, [1.0] + [0.25, 0.5] * (len(tokens) // 2))
+        return DraftTree(tokens, parents, [1.0] + [0.1, 0.8] * (len(tokens) // 2))
 
     prompt_length = 0
 
@@ -295,7 +295,7 @@ class Spy(BoundPredictor):
 def test_after_a_run_every_memory_holds_the_emitted_tokens_but_the_last(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_memories_hold_what_was_emitted(target_of(8), 8, monkeypatch, n=n)
+    assert_memories_hold_what_was_emitted(target_of(8), 8, 4, monkeypatch, n=n)
 
 
 @pytest.mark.parametrize("at", [10, 11, 12, 13, 14])
@@ -304,19 +304,19 @@ def test_what_an_end_cut_off_a_block_is_in_no_memory(at: int, monkeypatch: pytes
     answer = run_ar(target, prompt, WARM, n=30).tokens
     assert answer.index(answer[at]) == at
     always_right(monkeypatch, prompt, answer)
-    ours = assert_memories_hold_what_was_emitted(target, VOCAB, monkeypatch, eos=(answer[at],))
+    ours = assert_memories_hold_what_was_emitted(target, VOCAB, 5, monkeypatch, eos=(answer[at],))
     assert ours.tokens == answer[: at + 1]
 
 
 def assert_memories_hold_what_was_emitted(
-    target: Target, vocab: int, monkeypatch: pytest.MonkeyPatch, **rule: Any
+    target: Target, vocab: int, budget: int, monkeypatch: pytest.MonkeyPatch, **rule: Any
 ) -> Generation:
     """Run once, with a predictor that notes what is committed, and compare the target's memory with a fresh one."""
     prompt, spy = PROMPTS[1], Spy()
     opened: list[TargetSession] = []
     new_session = Target.new_session
     monkeypatch.setattr(Target, "new_session", lambda *args: opened.append(new_session(*args)) or opened[-1])
-    method = method_of(MarginalCost(), vocab, budget=9, steps=4, predictor=spy)
+    method = method_of(MarginalCost(), vocab, budget=budget, steps=4, predictor=spy)
     ours = run_speculative(target, method, prompt, WARM, **rule)
     assert spy.committed == ours.tokens[:-1]
     fresh = new_session(target, CONTEXT)
