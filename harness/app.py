@@ -36,6 +36,8 @@ def quieten() -> None:
     transformers_logging.disable_progress_bar()
     logging.getLogger("datasets").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    # Under autocast a norm's weight stays float32 beside bfloat16 activations, which is what is wanted.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
 def run_command(config: RunConfig) -> int:

@@ -58,7 +58,9 @@ class Setting:
     def _last(self, entries: list[int], hidden: Tensor) -> Tensor:
         positions = torch.arange(len(entries))[None]
         fresh = SlotCache(1, len(entries))
-        states: Tensor = self.head(self.embedding[entries][None], hidden[None], self.head.rotary(self.embedding, positions), fresh, None)
+        states: Tensor = self.head(
+            self.embedding[entries][None], hidden[None], self.head.rotary(self.embedding, positions), fresh, None
+        )
         return states[0, -1]
 
     def children(self, drafted: Sequence[int], top_k: int) -> list[tuple[int, float]]:

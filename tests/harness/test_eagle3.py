@@ -117,7 +117,9 @@ def written_out(tensors: dict[str, Tensor], embeddings: Tensor, hidden: Tensor, 
 def head_states(head: Eagle3Head, embeddings: Tensor, hidden: Tensor) -> Tensor:
     positions = torch.arange(len(embeddings))[None]
     with torch.inference_mode():
-        return head(embeddings[None], hidden[None], head.rotary(hidden, positions), SlotCache(1, len(embeddings)), None)[0]
+        return head(
+            embeddings[None], hidden[None], head.rotary(hidden, positions), SlotCache(1, len(embeddings)), None
+        )[0]
 
 
 @pytest.mark.parametrize("theta", [10000.0, 50.0])
