@@ -128,6 +128,9 @@ class Eagle3Layer(nn.Module):
 class Eagle3Head(nn.Module):
     """The head. Its recurrent state is the layer's output before the final norm."""
 
+    d2t: Tensor
+    own_embedding: Tensor | None
+
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         llama = config.llama
@@ -167,8 +170,7 @@ class Eagle3Head(nn.Module):
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids."""
-        offsets: Tensor = self.d2t  # type: ignore[assignment]
-        return draft_ids + offsets[draft_ids]
+        return draft_ids + self.d2t[draft_ids]
 
 
 def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_layers: int) -> Eagle3Head:
