@@ -114,7 +114,8 @@ def card(facts: Mapping[str, Any]) -> str:
         "",
     ]
     for part, record in facts["training"].items():
-        lines += [f"## {part.capitalize()}", "", "Made by (of a run that was resumed, the values are those of its last leg):", "", f"    {command(part, record)}", ""]
+        made = "Made by (of a run that was resumed, the values are those of its last leg):"
+        lines += [f"## {part.capitalize()}", "", made, "", f"    {command(part, record)}", ""]
         lines += ["| figure | value |", "|---|---|"]
         for group in ("shape", "recipe", "figures"):
             lines += [f"| {name} | {_shown(value)} |" for name, value in record[group].items() if name != "step"]
