@@ -150,7 +150,7 @@ def widen_experts(model: nn.Module, factor: int) -> None:
 
     Each inner neuron is repeated ``factor`` times and its down-projection column divided by ``factor``, so
     the sum over the copies is what the one neuron gave. The model then reads ``factor`` times the bytes per
-    expert: a small model becomes bound by memory, as a large one is.
+    expert: a small model comes closer to being bound by memory, as a large one is.
 
     Raises:
         UserError: the experts are not plain gated ones (no bias, [gate; up] concatenated), or factor < 1.

@@ -192,8 +192,8 @@ def _widening(manifest: Mapping[str, Any]) -> str:
     if widened <= 1:
         return ""
     return (
-        f" (experts widened ×{widened} without changing the function, so that verification is bound by "
-        "reading experts, as on a GPU)"
+        f" (experts widened ×{widened} without changing the function, so that reading them takes a "
+        "larger part of a verification step)"
     )
 
 

@@ -59,7 +59,7 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
             if manifest.get(key) != facts.get(key):
                 raise UserError(
                     f"--resume: {folder} was run with {key} = {manifest.get(key)!r}, now it is "
-                    f"{facts.get(key)!r}; expected the same run"
+                    f"{facts.get(key)!r}; expected the same run with all its options, --limit included"
                 )
         return folder, manifest
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -347,7 +347,7 @@ def test_the_first_line_says_where_the_data_come_from_and_what_was_run() -> None
     first = printed(summary(records())).splitlines()[0]
     assert first == (
         "embedded sample · gsm8k · target embedded (experts widened ×8 without changing the function, so "
-        "that verification is bound by reading experts, as on a GPU) · 3 prompts · γ = 4 · T = 0 · float32 · "
+        "that reading them takes a larger part of a verification step) · 3 prompts · γ = 4 · T = 0 · float32 · "
         "cpu · 2 threads"
     )
 
