@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import sys
 import warnings
@@ -56,7 +57,9 @@ def run_command(config: RunConfig) -> int:
         folder, manifest = open_folder(config, bench.facts())
         with live_progress(len(bench.requests)) as progress:
             records, violations = bench.run(folder, progress.note)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise  # the CPU allocator has no error type of its own
         raise UserError(
             f"out of memory on {config.device}: {str(error).splitlines()[0]}; "
             "try a smaller --dtype, --max-new-tokens or --limit"
@@ -146,6 +149,36 @@ def plugins_command() -> None:
         console.print(table)
 
 
+def check_training(options: dict[str, Any]) -> None:
+    """Refuse options that no training can have, before anything is written.
+
+    Raises:
+        UserError: naming the option, the value and what was expected.
+    """
+    import torch
+
+    for name in ("steps", "threads"):
+        if options[name] is not None and options[name] < 1:
+            raise UserError(f"--{name} {options[name]}: expected an integer of at least 1")
+    if not 0 <= options["seed"] < 2**63:
+        raise UserError(f"--seed {options['seed']}: expected an integer from 0 to 2^63 - 1")
+    if not (math.isfinite(options["seconds"]) and options["seconds"] >= 0):
+        raise UserError(f"--seconds {options['seconds']}: expected a number of at least 0")
+    rate = options["learning_rate"]
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise UserError(f"--learning-rate {rate}: expected a number above 0")
+    device = options["device"]
+    if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
+        found = "a" if torch.cuda.is_available() else "no"
+        raise UserError(f"--device {device}: expected cpu, or cuda where there is one; {found} CUDA device is present")
+    output: Path = options["output"]
+    try:
+        if output.exists() and not output.is_dir():
+            raise UserError(f"--output {output}: a file; expected a folder")
+    except OSError as error:
+        raise UserError(f"--output {output}: not usable ({error.strerror})") from error
+
+
 def train_command(kind: str, options: dict[str, Any]) -> None:
     """Train one part; the options not given are the recipe's."""
     quieten()
@@ -155,9 +188,8 @@ def train_command(kind: str, options: dict[str, Any]) -> None:
 
     from ecospec.harness.training import drafter, predictor, target
 
-    if options["steps"] < 1:
-        raise UserError(f"--steps {options['steps']}: expected an integer of at least 1")
-    if options["threads"]:
+    check_training(options)
+    if options["threads"] is not None:
         torch.set_num_threads(options["threads"])
     recipes: dict[str, Any] = {
         "target": target.TargetRecipe(),

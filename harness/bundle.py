@@ -44,22 +44,28 @@ def write_bundle(
         raise UserError(f"no file {missing[0]}; expected the output folders of the three train commands")
     if widen < 1:
         raise UserError(f"--widen {widen}: expected an integer of at least 1")
-    for source, destination in plan:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, destination)
-    hashes = {path.relative_to(output).as_posix(): sha256(path) for _, path in plan}
-    facts = {
+    facts: dict[str, Any] = {
         "widen": widen,
-        "sha256": hashes,
-        "bytes": sum(path.stat().st_size for _, path in plan),
+        "sha256": {path.relative_to(output).as_posix(): sha256(source) for source, path in plan},
+        "bytes": sum(source.stat().st_size for source, _ in plan),
         "training": {
-            part: json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            part: _read(folder / RECORD)
             for part, folder in (("target", target), ("drafter", drafter), ("predictor", predictor))
         },
-        "measured": None if report is None else measured(json.loads(report.read_text(encoding="utf-8"))),
+        "measured": None if report is None else measured(report),
     }
+    try:
+        text = card(facts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"a {RECORD} is not what a train command writes (it lacks {error})") from error
+    try:
+        for source, destination in plan:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, destination)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be written ({error.strerror})") from error
     (output / "bundle.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    (output / "CARD.md").write_text(card(facts), encoding="utf-8")
+    (output / "CARD.md").write_text(text, encoding="utf-8")
 
 
 def sha256(path: Path) -> str:
@@ -67,8 +73,32 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def measured(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Acceptance length and active experts per method from a run's ``report.json``."""
+def _read(path: Path) -> Any:
+    """A JSON file.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error})") from error
+
+
+def measured(path: Path) -> list[dict[str, Any]]:
+    """Acceptance length and active experts per method from a run's ``report.json``.
+
+    Raises:
+        UserError: it is not a run's report.
+    """
+    report = _read(path)
+    try:
+        return _rows(report)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a run's report.json (it lacks {error})") from error
+
+
+def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"method": row["label"], "alpha": row["acceptance_length"], "active_experts": row["active_experts"]}
         for row in report["rows"]

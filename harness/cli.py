@@ -31,23 +31,31 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
     import yaml
 
     try:
-        raw = yaml.safe_load(value.read_text(encoding="utf-8"))
+        text = value.read_text(encoding="utf-8")
+        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UserError(f"--config {value}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"--config {value}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or not isinstance(tree, yaml.MappingNode):
         raise UserError(f"--config {value}: expected 'option: value' lines, found a {type(raw).__name__}")
     known = {p.name for p in ctx.command.params if isinstance(p, click.Option)} - {"config", "version"}
-    values = {}
+    values: dict[str, Any] = {}
+    names = [str(key.value).replace("-", "_") for key, _ in tree.value]  # what a dict has already merged
     for key, entry in raw.items():
         name = str(key).replace("-", "_")
+        if names.count(name) > 1:
+            raise UserError(f"--config {value}: {key} is given {names.count(name)} times, expected once")
         if name not in known:
             shown = (k.replace("_", "-") for k in known if k)
             raise UserError(f"--config {value}: unknown key {key!r}; {nearest(str(key), shown)}")
-        if isinstance(entry, dict) or (isinstance(entry, list) and name != "policy"):
-            raise UserError(f"--config {value}: {key} is a {type(entry).__name__}, expected one value")
-        values[name] = [entry] if name == "policy" and not isinstance(entry, list) else entry
+        entries = entry if name == "policy" and isinstance(entry, list) else [entry]
+        for each in entries:
+            if not isinstance(each, str | int | float):
+                kind = "empty" if each is None else f"a {type(each).__name__}"
+                raise UserError(f"--config {value}: {key} is {kind}, expected one value")
+        # As text, so that an option converts it, or refuses it, exactly as from the command line.
+        values[name] = [str(each) for each in entries] if name == "policy" else str(entry)
     ctx.default_map = values
     return value
 

@@ -71,7 +71,8 @@ def read_records(path: Path) -> list[PromptRecord]:
 
 def _parse(path: Path) -> Iterator[PromptRecord]:
     names = {field.name for field in fields(PromptRecord)}
-    lines = path.read_text(encoding="utf-8").split("\n")
+    # A kill can cut a character; the line it is in is then no JSON, and is judged as any other.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         if not line:
             continue

@@ -52,23 +52,43 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     folder = config.output or new_folder(config.suite)
     manifest_path = folder / MANIFEST
     if config.resume:
-        if not manifest_path.is_file():
-            raise UserError(f"--resume: {folder} holds no run (no manifest.json); give its --output folder")
-        manifest: dict[str, Any] = json.loads(manifest_path.read_text(encoding="utf-8"))
+        if config.output is None:
+            raise UserError("--resume without --output: expected --output with the folder of the run to go on with")
+        manifest = read_manifest(manifest_path)
         for key in RESUME_KEYS:
             if manifest.get(key) != facts.get(key):
                 raise UserError(
                     f"--resume: {folder} was run with {key} = {manifest.get(key)!r}, now it is "
                     f"{facts.get(key)!r}; expected the same run with all its options, --limit included"
                 )
-        return folder, manifest
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+        # A measurement of this machine, not a choice: where the file has none, today's stands in.
+        return folder, {"copy_bytes_per_second": facts["copy_bytes_per_second"], **manifest}
     try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
     return folder, write_manifest(folder, facts)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run to be resumed.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    try:
+        if not path.is_file():
+            raise UserError(f"--resume: {path.parent} holds no run (no manifest.json); give its --output folder")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"--resume: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
+    speed = manifest.get("copy_bytes_per_second", 1.0) if isinstance(manifest, dict) else None
+    if not isinstance(speed, int | float) or isinstance(speed, bool):
+        raise UserError(f"--resume: {path} is damaged (not a run's manifest); start a new run")
+    found: dict[str, Any] = manifest
+    return found
 
 
 def new_folder(suite: str) -> Path:

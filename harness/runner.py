@@ -35,6 +35,8 @@ from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, Problem, Suite, load_suite
 
 WARM_UP_TOKENS = 12
+MOST_NODES = 4096
+"""Largest draft tree; its ancestor matrix is quadratic in the nodes."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,12 @@ def check_options(config: RunConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < bound:
             raise UserError(f"--{name.replace('_', '-')} {value}: expected an integer of at least {bound}")
+    nodes = 1 + config.draft_topk + (config.draft_steps - 1) * config.draft_topk**2
+    if nodes > MOST_NODES:
+        raise UserError(
+            f"--draft-steps {config.draft_steps} with --draft-topk {config.draft_topk}: a draft tree of {nodes} "
+            f"nodes; expected at most {MOST_NODES}"
+        )
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
     if not config.policy:

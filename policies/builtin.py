@@ -78,20 +78,22 @@ class MarginalCost(_CostAware):
     needs: ClassVar[ExpertNeed] = ExpertNeed.PREDICTED
 
     def select(self, request: SelectionRequest) -> list[int]:
-        tree, acceptance = request.tree, request.node_scores
-        children, depths = tree.children, tree.depths
-        footprints = request.path_footprints().bits
-        buffer = request.initial_buffer() | footprints[0]
+        tree, experts = request.tree, request.expert_sets()
+        acceptance, depths, children = request.node_scores.tolist(), tree.depths.tolist(), tree.children
+        # A candidate's ancestors are all in S, and their experts in B. So its path footprint minus B
+        # is its own set minus B, and B grows by the own set of a pick: no footprints are needed.
+        own = experts.bits
+        uncovered = ~(request.initial_buffer() | own[0])
         selected = [0]
         candidates = list(children[0])
         while candidates and len(selected) < request.budget:
-            # The ancestors of a candidate are in S, and their experts in B: its own set minus B would
-            # count the same. This is the paper's form.
-            marginal_costs = count_pairs(footprints[candidates] & ~buffer)
-            scores = acceptance[candidates] / (marginal_costs + self.epsilon)
-            ranks = zip((-scores).tolist(), depths[candidates].tolist(), candidates, strict=True)
-            _, _, pick = min(ranks)  # the best score; ties: the shallower node, then the lower index
-            buffer |= footprints[pick]
+            marginal_costs = count_pairs(own[candidates] & uncovered).tolist()
+            # The best score; ties: the shallower node, then the lower index.
+            _, _, pick = min(
+                (-acceptance[node] / (cost + self.epsilon), depths[node], node)
+                for node, cost in zip(candidates, marginal_costs, strict=True)
+            )
+            uncovered &= ~own[pick]
             selected.append(pick)
             candidates.remove(pick)
             candidates.extend(children[pick])

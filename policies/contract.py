@@ -100,7 +100,7 @@ class SelectionRequest:
         Raises:
             ValueError: the policy's `needs` did not ask for expert sets.
         """
-        return self._experts().path_footprints(self.tree)
+        return self.expert_sets().path_footprints(self.tree)
 
     def initial_buffer(self) -> WordArray:
         """uint64[words], a fresh copy of B₀ to update in place.
@@ -108,9 +108,14 @@ class SelectionRequest:
         Raises:
             ValueError: the policy's `needs` did not ask for expert sets.
         """
-        return self._experts().empty_buffer() if self.covered is None else self.covered.copy()
+        return self.expert_sets().empty_buffer() if self.covered is None else self.covered.copy()
 
-    def _experts(self) -> ExpertSets:
+    def expert_sets(self) -> ExpertSets:
+        """The own expert set of each node, never None.
+
+        Raises:
+            ValueError: the policy's `needs` did not ask for expert sets.
+        """
         if self.experts is None:
             raise ValueError("no expert sets in this request; declare needs = ExpertNeed.PREDICTED or ORACLE")
         return self.experts

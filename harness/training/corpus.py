@@ -10,8 +10,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"corpus {path}: no such file; expected JSON lines with source, license, text")
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_readable(path, lines), 1):
             try:
                 record = json.loads(line)
                 source, licence, _ = record["source"], record["license"], record["text"]
@@ -74,6 +75,14 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 ) from error
             if licence in LICENSES and not source.startswith(EXCLUDED_SOURCES):
                 yield record
+
+
+def _readable(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a file, with a damaged archive or encoding as a user's mistake."""
+    try:
+        yield from lines
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"corpus {path}: not readable as text or gzip ({error})") from error
 
 
 def grouped_documents(records: Sequence[dict[str, Any]], seed: int) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ecospec.errors import UserError
-from ecospec.harness.training.corpus import Corpus, build_corpus, grouped_documents, read_records
+from ecospec.harness.training.corpus import LICENSES, Corpus, build_corpus, grouped_documents, read_records
 from ecospec.harness.training.experts import TRAIN_EXPERTS
 from ecospec.predictors.training import LoopConfig, train
 
@@ -127,11 +127,14 @@ def train_target(
 
     shape, recipe = shape or TargetShape(), recipe or TargetRecipe()
     torch.manual_seed(recipe.seed)
-    output.mkdir(parents=True, exist_ok=True)
     if (output / "tokenizer.json").exists() and resume:
         tokenizer = AutoTokenizer.from_pretrained(output)
     else:
-        documents = grouped_documents(list(read_records(corpus_path)), recipe.seed)
+        records = list(read_records(corpus_path))
+        if not records:
+            raise UserError(f"corpus {corpus_path}: no record with a licence among {', '.join(LICENSES)}")
+        documents = grouped_documents(records, recipe.seed)
+        output.mkdir(parents=True, exist_ok=True)
         tokenizer = train_tokenizer([text for _, text in documents], shape.vocab_size, output)
     if len(tokenizer) > shape.vocab_size:
         raise UserError(f"{output}: the tokenizer has {len(tokenizer)} tokens, the target {shape.vocab_size}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import pytest
 from tiny_checkpoints import Checkpoints
 
 from ecospec.harness import runner
+from ecospec.harness.loading import embedded_folder
 from ecospec.harness.plugins import load_plugins
 from ecospec.policies import Policy, SelectionRequest
 
@@ -53,6 +56,10 @@ def only_line(err: str) -> str:
         (("--check", "some"), "sample"),
         (("--data", "missing.jsonl"), "missing.jsonl"),
         (("--resume", "--output", "empty"), "holds no run"),
+        (("--resume",), "without --output"),
+        (("--output", "x" * 300), "cannot be made"),
+        (("--resume", "--output", "x" * 300), "--resume"),
+        (("--draft-topk", "5000"), "at most 4096"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_what_was_expected(
@@ -141,6 +148,16 @@ def test_a_used_output_folder_is_refused(bench: Callable[..., Any], tmp_path: Pa
         ("budget: [1, 2]\n", "budget"),
         ("budget: {\n", "not YAML"),
         ("budget: many\n", "many"),
+        ("seed: 2020-01-01\n", "date"),
+        ("seed: !!set {1, 2}\n", "set"),
+        ("budget: .inf\n", "inf"),
+        ("budget: 3.7\n", "3.7"),
+        ("budget: true\n", "True"),
+        ("budget: 3\nbudget: 4\n", "2 times"),
+        ("draft-steps: 2\ndraft_steps: 3\n", "2 times"),
+        ("policy:\n", "empty"),
+        ("policy: [{marginal: 1}]\n", "dict"),
+        ("[" * 3000, "not YAML"),
     ],
 )
 def test_a_wrong_config_file_is_one_line(bench: Callable[..., Any], tmp_path: Path, text: str, said: str) -> None:
@@ -203,3 +220,91 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     assert done.stdout.rstrip().endswith("set()")
     assert "--policy" in done.stdout
     assert seconds < 2.0  # half a second on an idle machine; a torch import takes several
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b'{"suite": "gs', b"\xff\xfe", b"[]", b'{"copy_bytes_per_second": "fast"}'],
+)
+def test_a_damaged_manifest_cannot_be_resumed(bench: Callable[..., Any], tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_bytes(damaged)
+    ran = bench("--output", "out", "--resume")
+    assert ran.code == 2
+    assert "damaged" in only_line(ran.err)
+
+
+@pytest.mark.parametrize("damaged", [b'{"prompt_id": 1}\n', b"\xff\xfe\n"])
+def test_damaged_records_cannot_be_resumed(bench: Callable[..., Any], tmp_path: Path, damaged: bytes) -> None:
+    assert bench("--output", "out").code == 0
+    path = tmp_path / "out" / "prompts.jsonl"
+    path.write_bytes(damaged + path.read_bytes())
+    ran = bench("--output", "out", "--resume")
+    assert ran.code == 2
+    assert "line 1" in only_line(ran.err)
+
+
+CORPUS = b'{"source": "s", "license": "MIT", "text": "a b c"}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--threads", "-1"), "--threads -1"),
+        (("--threads", "0"), "--threads 0"),
+        (("--steps", "0"), "--steps 0"),
+        (("--seed", "99999999999999999999999"), "--seed"),
+        (("--seed", "-1"), "--seed"),
+        (("--seconds", "-1"), "--seconds"),
+        (("--seconds", "nan"), "--seconds"),
+        (("--learning-rate", "nan"), "--learning-rate"),
+        (("--learning-rate", "0"), "--learning-rate"),
+        (("--device", "foo"), "--device foo"),
+        (("--output", "corpus.jsonl"), "a file"),
+        (("--corpus", "empty.jsonl"), "no record"),
+        (("--corpus", "cut.jsonl.gz"), "not readable"),
+        (("--corpus", "plain.jsonl.gz"), "not readable"),
+        (("--corpus", "binary.jsonl"), "not readable"),
+        (("--corpus", "nowhere.jsonl"), "no such file"),
+    ],
+)
+def test_a_training_that_cannot_be_is_one_line_and_writes_nothing(
+    command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "corpus.jsonl").write_bytes(CORPUS)
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(CORPUS * 500)[:-12])
+    (tmp_path / "plain.jsonl.gz").write_bytes(CORPUS)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\xfa\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    ran = command("train", "target", "--corpus", "corpus.jsonl", "--output", "out", *arguments)
+    assert ran.code == 2
+    assert said in only_line(ran.err)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("report", "record", "said"),
+    [
+        (None, "{}", "report.json"),
+        ("{", "{}", "not readable as JSON"),
+        ('{"rows": [{}]}', "{}", "label"),
+        ('{"rows": []}', "{", "not readable as JSON"),
+        ('{"rows": []}', "{}", "training.json"),
+    ],
+)
+def test_a_bundle_of_damaged_parts_is_one_line_and_writes_nothing(
+    command: Callable[..., Any], tmp_path: Path, report: str | None, record: str, said: str
+) -> None:
+    whole = embedded_folder()
+    for part in ("target", "drafter", "predictor"):
+        shutil.copytree(whole / part, tmp_path / part)
+        (tmp_path / part / "training.json").write_text(record, encoding="utf-8")
+    if report is not None:
+        (tmp_path / "report.json").write_text(report, encoding="utf-8")
+    ran = command(
+        "bundle", "target", "drafter", "predictor", "--output", "out", "--widen", 1, "--report", "report.json"
+    )
+    assert ran.code == 2
+    assert said in only_line(ran.err)
+    assert not (tmp_path / "out").exists()
