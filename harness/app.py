@@ -24,8 +24,8 @@ EXIT_VIOLATED = 1
 
 
 def console_width() -> int | None:
-    """A width that cuts nothing off where the output is not a terminal."""
-    return None if sys.stdout.isatty() else 140
+    """The terminal's width, or what COLUMNS says; a wide one where the output is a file or a pipe."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
 
 
 def quieten() -> None:
@@ -35,7 +35,8 @@ def quieten() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("datasets").setLevel(logging.ERROR)
+    for library in ("datasets", "huggingface_hub"):  # the latter reports every retry of an unreachable hub
+        logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # Under autocast a norm's weight stays float32 beside bfloat16 activations, which is what is wanted.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
@@ -160,6 +161,8 @@ def check_training(options: dict[str, Any]) -> None:
     for name in ("steps", "threads"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name} {options[name]}: expected an integer of at least 1")
+    if options.get("own_text", 0) < 0 or 0 < options.get("own_text", 0) < 16:
+        raise UserError(f"--own-text {options['own_text']}: expected 0, or an integer of at least 16")
     if not 0 <= options["seed"] < 2**63:
         raise UserError(f"--seed {options['seed']}: expected an integer from 0 to 2^63 - 1")
     if not (math.isfinite(options["seconds"]) and options["seconds"] >= 0):
@@ -196,7 +199,9 @@ def train_command(kind: str, options: dict[str, Any]) -> None:
         "drafter": drafter.DrafterRecipe(),
         "predictor": predictor.PredictorRecipe(),
     }
-    changed = {key: options[key] for key in ("steps", "seconds", "seed")}
+    changed: dict[str, Any] = {
+        key: options[key] for key in ("steps", "seconds", "seed", "own_text", "start") if key in options
+    }
     if options["learning_rate"] is not None:
         changed["learning_rate"] = options["learning_rate"]
     recipe = dataclasses.replace(recipes[kind], **changed)

@@ -199,6 +199,8 @@ def train_target(**options: Any) -> None:
 
 @train.command("drafter")
 @_option("--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder.")
+@_option("--own-text", type=int, default=0, help="Windows of the target's own text to train on as well.")
+@_option("--start", default="", help="Head to go on from.", show_default=False)
 @train_options(steps=800)
 def train_drafter(**options: Any) -> None:
     """An EAGLE-3 head for a target, by training-time test over three steps."""
@@ -236,10 +238,11 @@ def main() -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail(
-            "interrupted; finished prompts are in the run folder, --resume goes on from there",
-            EXIT_INTERRUPTED,
+        click.echo(
+            "ecospec-bench: interrupted; what was finished is in the output folder, --resume goes on from there",
+            err=True,
         )
+        sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         _fail(error.format_message(), EXIT_USER)
     except UserError as error:

@@ -184,7 +184,8 @@ def decode_speculative(
         tree = drafter.draft(bonus, min(method.draft_steps, rule.remaining - 1), method.draft_topk)
         watch.mark("draft")
         experts = _expert_sets(method, tree, session, predictor, watch)
-        watch.mark("predict")
+        if method.policy.needs is not ExpertNeed.NONE:
+            watch.mark("predict")
         nodes = run_policy(method.policy, SelectionRequest(tree=tree, budget=method.budget, experts=experts))
         watch.mark("select")
         step = session.verify(tree, nodes)

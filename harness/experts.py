@@ -8,6 +8,7 @@ over to `union_experts_forward` on a CPU, or to the library's ``grouped_mm`` on 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
+from ecospec.predictors.layout import pays, stored_by_input
 
 EXPERTS = "ecospec"
 
@@ -69,6 +71,8 @@ def install(model: nn.Module) -> RoutingTap:
         )
     tap = RoutingTap(modules)
     for layer, module in enumerate(modules):
+        if is_plain_swiglu(module):
+            _lay_out(module)
         module._ecospec = (tap, layer)  # type: ignore[assignment]
         module.config._experts_implementation = EXPERTS  # type: ignore[union-attr]
     tap.clear()
@@ -94,6 +98,48 @@ def is_plain_swiglu(module: Any) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """The weights of one experts module as p blocks each, one for every thread: views, nothing is copied.
+
+    Attributes:
+        source: addresses of the parameters that the views are of.
+        gate_up: per expert [p, H, 2I/p], blocks of output columns.
+        down: per expert [p, I/p, H], blocks of the inner dimension, whose products are summed.
+    """
+
+    source: tuple[int, int]
+    gate_up: tuple[Tensor, ...]
+    down: tuple[Tensor, ...]
+    count: int
+
+
+@torch.no_grad()
+def _lay_out(module: Any) -> None:
+    """Store the experts' weights for products with a few rows, where that pays."""
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(module, name)
+        if pays(weight):
+            setattr(module, name, nn.Parameter(stored_by_input(weight), requires_grad=weight.requires_grad))
+
+
+def _blocks(module: Any) -> _Blocks:
+    gate_up, down = module.gate_up_proj, module.down_proj
+    source = (gate_up.data_ptr(), down.data_ptr())
+    blocks: _Blocks | None = getattr(module, "_ecospec_blocks", None)
+    if blocks is None or blocks.source != source:
+        inner = down.shape[2]
+        count = max(p for p in range(1, torch.get_num_threads() + 1) if inner % p == 0)
+        blocks = _Blocks(
+            source,
+            tuple(gate_up.detach().transpose(1, 2).unflatten(2, (count, -1)).transpose(1, 2).unbind()),
+            tuple(down.detach().transpose(1, 2).unflatten(1, (count, -1)).unbind()),
+            count,
+        )
+        module._ecospec_blocks = blocks
+    return blocks
+
+
 def union_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts forward that reads each activated expert once; the twin of the library's ``eager``.
 
@@ -105,15 +151,17 @@ def union_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tenso
     expert_ids, order = torch.sort(top_k_index.reshape(-1))
     source = torch.div(order, top_k, rounding_mode="floor")
     rows = hidden_states[source]
-    gate_up, down = module.gate_up_proj, module.down_proj
-    projected = rows.new_empty(rows.shape[0], gate_up.shape[1])
-    bounds = _runs(expert_ids.tolist())
-    for expert, start, end in bounds:
-        torch.mm(rows[start:end], gate_up[expert].t(), out=projected[start:end])
+    blocks = _blocks(module)
+    runs = _runs(expert_ids.tolist())
+    # A product with one weight matrix is too small for the library to use more than one thread; a batch
+    # of p products with its p blocks is not.
+    spread = rows.expand(blocks.count, -1, -1)
+    products = [torch.bmm(spread[:, start:end], blocks.gate_up[expert]) for expert, start, end in runs]
+    projected = torch.cat(products, dim=1).transpose(0, 1).flatten(1)
     inner = module._apply_gate(projected) * top_k_weights.reshape(-1)[order, None]
-    out = torch.empty_like(rows)
-    for expert, start, end in bounds:
-        torch.mm(inner[start:end], down[expert].t(), out=out[start:end])
+    parted = inner.unflatten(1, (blocks.count, -1)).transpose(0, 1)
+    products = [torch.bmm(parted[:, start:end], blocks.down[expert]) for expert, start, end in runs]
+    out = torch.cat(products, dim=1).sum(0)
     if tokens == 1:
         return out.sum(0, keepdim=True)
     slots = torch.empty_like(out)
@@ -153,12 +201,20 @@ def widen_experts(model: nn.Module, factor: int) -> None:
     expert: a small model comes closer to being bound by memory, as a large one is.
 
     Raises:
-        UserError: the experts are not plain gated ones (no bias, [gate; up] concatenated), or factor < 1.
+        UserError: the experts are not plain gated ones (no bias, [gate; up] concatenated), factor < 1, or
+            they would not fit into this machine's memory.
     """
     if factor < 1:
         raise UserError(f"widening factor {factor}: expected an integer of at least 1")
     if factor == 1:
         return
+    wanted = factor * sum(expert_bytes(m) * int(m.num_experts) for m in find_experts(model))  # type: ignore[arg-type]
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > present:
+        raise UserError(
+            f"widening factor {factor}: the experts would take {wanted / 1e9:,.0f} GB, and this machine has "
+            f"{present / 1e9:,.0f} GB; expected a smaller factor"
+        )
     for module in find_experts(model):
         if not is_plain_swiglu(module):
             raise UserError(f"{type(module).__name__} cannot be widened: expected plain gated experts")

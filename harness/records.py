@@ -52,6 +52,17 @@ class PromptRecord:
     largest_gap: float = 0.0
 
 
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("prompt_id", "method", "text", "reason", "verdict"), (str,)),
+    **dict.fromkeys(("prompt_tokens", "steps", "emitted", "selected", "expert_pairs", "ties"), (int,)),
+    **dict.fromkeys(("prefill_seconds", "decode_seconds", "largest_gap"), (int, float)),
+    "tokens": (list,),
+    "phase_seconds": (dict,),
+    "predicted_overlap": (int, float, type(None)),
+}
+"""What JSON type each field of a record has."""
+
+
 def append_records(path: Path, records: Sequence[PromptRecord]) -> None:
     """Append the records of one finished prompt in a single write."""
     text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
@@ -80,6 +91,9 @@ def _parse(path: Path) -> Iterator[PromptRecord]:
             raw = json.loads(line)
             if not isinstance(raw, dict) or set(raw) != names:
                 raise ValueError("its keys are not a record's")
+            for name, kinds in KINDS.items():
+                if not isinstance(raw[name], kinds) or isinstance(raw[name], bool):
+                    raise ValueError(f"{name} is {raw[name]!r}")
             yield PromptRecord(**raw)
         except ValueError as error:
             if number == len(lines):  # no newline after it: the write was cut short

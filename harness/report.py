@@ -81,7 +81,8 @@ class MethodRow:
         acceptance_length: α = Σ emitted / Σ steps, tokens per step; AR's is 1.
         active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K.
         verified_tokens: Σ selected / Σ steps, root included.
-        phase_ms: T of each phase, milliseconds per step: Σ phase seconds / Σ steps · 1000.
+        phase_ms: T of each phase, milliseconds per step: Σ phase seconds / Σ steps · 1000; None for a phase
+            that the method does not have.
         outside_target: 1 − Σ verify seconds / Σ seconds of all phases.
         rho: ρ = T_AR / T_verify, the mean forward pass of AR against that of verification.
         expert_bytes_per_step: Σ expert pairs / Σ steps · bytes of one expert.
@@ -223,7 +224,7 @@ def _row(
     pairs_per_step = _divide(sum(r.expert_pairs for r in records), steps)
     verify_seconds = _divide(_phase(records, "verify"), steps)
     ar_seconds = _divide(_phase(ar, "verify"), sum(r.steps for r in ar))
-    phase_ms = {name: _scaled(_divide(_phase(records, name), steps), 1e3) for name in PHASES}
+    phase_ms = {name: _scaled(_divide(_phase(records, name) or None, steps), 1e3) for name in PHASES}
     outside = _divide(_phase(records, "verify"), sum(_phase(records, name) for name in PHASES))
     routed_bytes = _scaled(pairs_per_step, expert_bytes)
     all_bytes = None if routed_bytes is None else routed_bytes + always_read_bytes

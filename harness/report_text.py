@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from ecospec.harness.report import Lossless, MethodRow, Report
 from ecospec.harness.stats import Ratio
 
 NONE = "–"
+FEW_PROMPTS = 20
+"""Below this number of prompts, a bootstrap over prompts gives intervals that are too narrow."""
+EMBEDDED = "embedded"
 OVERHEAD_SHARE = 0.30
 """Above this share of a step outside the target's forward pass, a row is said to measure overhead."""
 
@@ -201,6 +204,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
     """One line for each thing that a reader of the table must know."""
     return [
         *_prompt_notes(report),
+        *_caution_notes(report, manifest),
         *_lossless_notes(report, str(manifest.get("dtype") or "")),
         *_verification_only_notes(report),
         *_interval_notes(report),
@@ -218,6 +222,16 @@ def _prompt_notes(report: Report) -> Iterator[str]:
             f"{report.prompts_without_step} of {report.prompts} prompts ended at the first token, which the "
             "prefill gives: they have no decode step and are in the end-to-end figures alone"
         )
+
+
+def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
+    if 0 < report.prompts < FEW_PROMPTS:
+        yield (
+            f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by: "
+            f"from {FEW_PROMPTS} on, an interval says what it should"
+        )
+    if manifest.get("target") == EMBEDDED:
+        yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
 
 
 def _lossless_notes(report: Report, dtype: str) -> Iterator[str]:
@@ -259,14 +273,15 @@ def _verification_only_notes(report: Report) -> Iterator[str]:
 
 def _interval_notes(report: Report) -> Iterator[str]:
     missing: dict[str, dict[str, None]] = {}
+    level: dict[str, list[str]] = {}
     for row in report.rows:
         for kind, ratio in _ratios(row, report.baseline):
             if ratio.why is not None:
                 missing.setdefault(ratio.why, {})[row.label] = None
             elif ratio.value is not None and ratio.interval is not None and 1.0 in ratio.interval:
-                yield (
-                    f"{row.label}: the {kind}, {ratio.value:.3f} ({_interval(ratio)}), is not distinguishable from 1.0"
-                )
+                level.setdefault(kind, []).append(row.label)
+    for kind, names in level.items():
+        yield f"{kind} not distinguishable from 1.0 (it lies within the interval): {', '.join(names)}"
     for why, labels in missing.items():
         yield f"{', '.join(labels)}: no interval can be given ({why})"
 
@@ -293,29 +308,41 @@ def _overhead_notes(report: Report) -> Iterator[str]:
             )
 
 
-def terminal_table(report: Report) -> Table:
-    """Metrics down, methods across. `table_width` says how wide it wants to be; narrower, cells fold."""
+def terminal_table(report: Report, rows: Sequence[MethodRow]) -> Table:
+    """Metrics down, the methods of ``rows`` across. `table_width` says how wide it wants to be."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", overflow="fold")
-    for row in report.rows:
+    for row in rows:
         table.add_column(Text(row.label), justify="right", overflow="fold")
     for line in table_lines(report):
-        cells = (Text(line.cell(row)) for row in report.rows)
+        cells = (Text(line.cell(row)) for row in rows)
         table.add_row(Text(line.label), *cells, end_section=line.ends_group)
     return table
 
 
-def table_width(report: Report) -> int:
+def table_width(report: Report, rows: Sequence[MethodRow]) -> int:
     """Columns that the terminal table needs for nothing to fold."""
-    return Console(width=10_000).measure(terminal_table(report)).maximum
+    return Console(width=10_000).measure(terminal_table(report, rows)).maximum
+
+
+def fitting_tables(report: Report, width: int) -> list[Table]:
+    """One table, or several below each other where all methods side by side are wider than ``width``."""
+    groups: list[list[MethodRow]] = []
+    for row in report.rows:
+        if groups and table_width(report, [*groups[-1], row]) <= width:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return [terminal_table(report, group) for group in groups]
 
 
 def print_report(report: Report, manifest: Mapping[str, Any], console: Console) -> None:
     """Headline, table and notes. Off a terminal (a file, a pipe) the console is made as wide as they need."""
     if not console.is_terminal:
-        console.width = max(console.width, table_width(report))
+        console.width = max(console.width, table_width(report, report.rows))
     _print_line(console, headline(report, manifest))
-    console.print(terminal_table(report))
+    for table in fitting_tables(report, console.width):
+        console.print(table)
     for note in notes(report, manifest):
         _print_line(console, note)
 

@@ -22,6 +22,7 @@ from ecospec.harness.experts import expert_bytes, install
 from ecospec.policies import DraftTree
 from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
+from ecospec.predictors.layout import lay_out_linears
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Target:
         self.config = self.model.config
         self.config.output_router_logits = False  # its auxiliary loss does not know a 4-D mask
         self._tap = install(model)
+        lay_out_linears(model)
         if self.config._attn_implementation == "sdpa":
             self.model.set_attn_implementation(ATTENTION)
         sliding = getattr(self.config, "sliding_window", None)

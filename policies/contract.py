@@ -163,7 +163,10 @@ def run_policy(policy: Policy, request: SelectionRequest) -> IntArray:
     try:
         selection = policy.select(request)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        # The policy's own line, where it was one of ours that refused what it asked for.
+        own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
+        frame = own[-1] if own else frames[-1]
         message = " ".join(str(error).split())
         raise SelectionError(
             f"policy {policy.name!r} raised {type(error).__name__} "

@@ -37,10 +37,27 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         mask = torch.ones(n, total, dtype=torch.bool, device=query.device).tril(total - n)[None, None]
     group = heads // kv_heads
     folded = query.reshape(batch, kv_heads, group * n, size)
-    if mask is not None and group > 1:
-        mask = mask.repeat(1, 1, group, 1)
+    if mask is not None:
+        mask = _folded(mask, group, query.dtype)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, heads, n, size)
+
+
+def _folded(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """A mask for folded queries, additive: [.., n, t] to [.., group · n, t].
+
+    All layers of a pass get the same mask object, so the result is kept on it for the next layer.
+    """
+    kept: tuple[int, torch.dtype, Tensor] | None = getattr(mask, "_ecospec_folded", None)
+    if kept is not None and kept[:2] == (group, dtype):
+        return kept[2]
+    additive = mask
+    if mask.dtype == torch.bool:
+        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    if group > 1:
+        additive = additive.repeat(1, 1, group, 1)
+    mask._ecospec_folded = (group, dtype, additive)  # type: ignore[attr-defined]
+    return additive
 
 
 def _attention_forward(

@@ -24,7 +24,7 @@ def _folder(predictor: Predictor, path: Path | None, target: TargetView, part: s
 
 @dataclass(frozen=True)
 class Learned(Predictor):
-    """Target embedding, projection, a small decoder-only backbone and L×E logits (section 4.1)."""
+    """Target embedding, projection, a small decoder-only backbone and L×E logits (section 4.1 of the paper)."""
 
     name = "learned"
     path: Path | None = field(

@@ -1,4 +1,4 @@
-"""The learned expert predictor (section 4.1): target embedding → projection → backbone → L×E logits."""
+"""The learned expert predictor (section 4.1 of the paper): target embedding → projection → backbone → L×E logits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _cache_argument(model: nn.Module) -> str:
 
 
 def routing_loss(logits: Tensor, routing: Tensor) -> Tensor:
-    """Layer-wise cross-entropy against the uniform distribution over the routed experts (section 4.1).
+    """Layer-wise cross-entropy against the uniform distribution over the routed experts (section 4.1 of the paper).
 
     Args:
         logits: [B, n, L, E]. routing: int64 [L, B·n, K], the true experts.

@@ -1,4 +1,4 @@
-"""Moving a small model to a device and dtype without rounding its rotary frequencies."""
+"""Placing a small model for decoding: device, dtype, memory layout; its rotary frequencies are not rounded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+
+from ecospec.predictors.layout import lay_out_linears
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -24,4 +26,5 @@ def place(module: M, device: torch.device | str, dtype: torch.dtype) -> M:
     module.to(device, dtype)
     for (owner, name), buffer in exact.items():
         setattr(owner, name, buffer.to(device))
+    lay_out_linears(module)
     return module.eval().requires_grad_(False)

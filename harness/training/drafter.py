@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
+from ecospec.errors import UserError
+from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head, load_eagle3
 from ecospec.harness.loading import load_target
 from ecospec.harness.training.corpus import build_corpus
 from ecospec.harness.training.experts import use_training_experts
+from ecospec.harness.training.own_text import own_text, real_tokens
 from ecospec.harness.training.target import write_training_record
 from ecospec.predictors.attention import grouped_sdpa
 from ecospec.predictors.training import LoopConfig, train
@@ -37,7 +39,14 @@ class DrafterShape:
 
 @dataclass(frozen=True)
 class DrafterRecipe:
-    """``test_steps`` is the number of draft steps unrolled in training, each weighted by ``decay`` more."""
+    """How a head is trained.
+
+    Attributes:
+        test_steps: draft steps unrolled in training, each weighted by ``decay`` more.
+        own_text: windows of the target's own greedy text to train on as well (see `own_text`); 0 for none.
+        own_share: share of a batch that comes from them.
+        start: folder of a head to go on from, or empty; its vocabulary is kept.
+    """
 
     steps: int = 800
     seconds: float = 0.0
@@ -47,6 +56,9 @@ class DrafterRecipe:
     test_steps: int = 3
     decay: float = 0.8
     seed: int = 1
+    own_text: int = 0
+    own_share: float = 0.75
+    start: str = ""
 
 
 def draft_vocabulary(counts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
@@ -112,19 +124,31 @@ def train_drafter(
     torch.manual_seed(recipe.seed)
     loaded = load_target(str(target_path), dtype=torch.float32, device=device, feature_layers=shape.feature_layers)
     target, tokenizer = loaded.target, loaded.tokenizer
-    use_training_experts(target.model)  # the head learns from logits and features; routing is not read
     geometry = target.geometry
     corpus = build_corpus(corpus_path, tokenizer, piece=geometry.context, seed=0)
-    size = min(shape.draft_vocab_size, geometry.vocab_size)
-    vocabulary = draft_vocabulary(np.bincount(corpus.train, minlength=geometry.vocab_size), size)
-    raw = head_config(shape, target.config, geometry.hidden_size, size)
-    head = Eagle3Head(Eagle3Config.from_dict(raw)).to(device)
+    if recipe.start:
+        head, raw, vocabulary = _started_head(Path(recipe.start), target)
+    else:
+        size = min(shape.draft_vocab_size, geometry.vocab_size)
+        vocabulary = draft_vocabulary(np.bincount(corpus.train, minlength=geometry.vocab_size), size)
+        raw = head_config(shape, target.config, geometry.hidden_size, size)
+        head = Eagle3Head(Eagle3Config.from_dict(raw))
+        head.d2t = torch.from_numpy(vocabulary) - torch.arange(size)
+    head = head.to(device)
     draft_ids = torch.from_numpy(vocabulary).to(device)
-    head.d2t = draft_ids - torch.arange(size, device=device)
     embedding = target.embedding.float()
-    held_out = torch.from_numpy(corpus.held_out_windows(8, min(recipe.window, geometry.context))).to(device)
+    window = min(recipe.window, geometry.context)
+    own = None
+    if recipe.own_text:
+        own = own_text(
+            target.model, corpus, output, windows=recipe.own_text, length=window, seed=recipe.seed, device=device
+        )
+        held_out_own, own = torch.from_numpy(own[-8:]).to(device), own[:-8]
+    use_training_experts(target.model)  # the head learns from logits and features; routing is not read
+    held_out = torch.from_numpy(corpus.held_out_windows(8, window)).to(device)
 
-    def losses(ids: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def losses(ids: Tensor, first: int = 0) -> tuple[Tensor, dict[str, float]]:
+        """The loss, and how often the head's first guess is the target's from position ``first`` on."""
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             logits, features = target.teach(ids)[:2]
         wanted = logits[:, 1:].float().index_select(-1, draft_ids)
@@ -139,22 +163,50 @@ def train_drafter(
             cross = F.cross_entropy(guess.flatten(0, 1), goal[:, k:].flatten(0, 1))
             total = total + recipe.decay**k * cross
             right = (draft_ids[guess.argmax(-1)] == goal_id[:, k:]) & inside[:, k:]
-            figures[f"top1_{k}"] = float(right.float().mean())
+            figures[f"top1_{k}"] = float(right[:, max(0, first - k) :].float().mean())
         return total, {"loss": float(total.detach()), **figures}
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
-        count = max(1, recipe.tokens_per_batch // recipe.window)
-        ids = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
+        count = max(1, recipe.tokens_per_batch // window)
+        ids = corpus.windows(count, window, seed=recipe.seed, step=step)
+        if own is not None:
+            rng = np.random.default_rng((recipe.seed, step, 1))
+            taken = rng.choice(len(own), size=round(count * recipe.own_share))
+            ids[: len(taken)] = own[taken]
         return losses(torch.from_numpy(ids).to(device))
 
     def evaluate() -> dict[str, float]:
-        return {f"held_out_{name}": value for name, value in losses(held_out)[1].items()}
+        figures = {f"held_out_{name}": value for name, value in losses(held_out)[1].items()}
+        if own is not None:
+            figures |= {
+                f"own_text_{name}": value for name, value in losses(held_out_own, real_tokens(window))[1].items()
+            }
+        return figures
 
     loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter")
     save_head(head, raw, vocabulary, geometry.vocab_size, output)
     write_training_record(output, "drafter", asdict(shape), asdict(recipe), figures, corpus)
     return figures
+
+
+def _started_head(folder: Path, target: Any) -> tuple[Eagle3Head, dict[str, Any], npt.NDArray[np.int64]]:
+    """A head to go on from, its ``config.json``, and the target ids of its vocabulary."""
+    geometry = target.geometry
+    head = load_eagle3(
+        folder,
+        target_vocab=geometry.vocab_size,
+        target_hidden=geometry.hidden_size,
+        target_layers=geometry.layers,
+    )
+    if head.config.feature_layers != target.feature_layers or head.own_embedding is not None:
+        raise UserError(
+            f"--start {folder}: it reads layers {head.config.feature_layers}; expected {target.feature_layers} "
+            "and no embedding of its own"
+        )
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    ids = head.to_target_ids(torch.arange(head.config.draft_vocab_size))
+    return head, raw, ids.numpy()
 
 
 def head_config(shape: DrafterShape, target: Any, hidden_size: int, draft_vocab_size: int) -> dict[str, Any]:

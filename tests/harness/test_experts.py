@@ -127,6 +127,11 @@ def test_widening_by_one_changes_nothing_and_by_less_is_refused() -> None:
         widen_experts(model, 0)
 
 
+def test_widening_beyond_the_memory_is_refused_before_it_is_tried() -> None:
+    with pytest.raises(UserError, match=r"widening factor 1000000000: the experts would take [\d,]+ GB"):
+        widen_experts(tiny_model(), 1_000_000_000)
+
+
 def test_experts_of_another_make_are_not_widened() -> None:
     model = tiny_model()
     find_experts(model)[0].has_bias = True  # type: ignore[assignment]

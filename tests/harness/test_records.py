@@ -58,6 +58,14 @@ def test_a_broken_line_that_is_not_the_last_is_an_error(tmp_path: Path) -> None:
             read_records(path)
 
 
+@pytest.mark.parametrize("name", [field.name for field in fields(PromptRecord)])
+def test_a_field_of_another_type_is_an_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "records.jsonl"
+    append_records(path, [record(1, **{name: True}), record(2)])
+    with pytest.raises(UserError, match=rf"line 1: not a record of this version \({name} is True\)"):
+        read_records(path)
+
+
 def test_every_field_has_a_place_in_the_file(tmp_path: Path) -> None:
     append_records(tmp_path / "r", [record(1)])
     text = (tmp_path / "r").read_text()
