@@ -23,6 +23,7 @@ from ecospec.harness.stopping import StopRule
 from ecospec.harness.training.corpus import Corpus, build_corpus
 from ecospec.harness.training.drafter import DrafterRecipe, DrafterShape, draft_vocabulary, train_drafter
 from ecospec.harness.training.experts import TRAIN_EXPERTS
+from ecospec.harness.training.own_text import FILE, own_text, real_tokens
 from ecospec.harness.training.predictor import PredictorRecipe, PredictorShape, train_predictor
 from ecospec.harness.training.target import TargetRecipe, TargetShape, train_target
 from ecospec.policies import MarginalCost
@@ -226,3 +227,68 @@ def test_experts_are_balanced_more_firmly_at_first(
     train_target(bench.corpus, tmp_path / "target", shape=SHAPE, recipe=recipe)
     per_step = SHAPE.layers
     assert used[: 4 * per_step] == [0.5] * 2 * per_step + [0.25] * 2 * per_step
+
+
+# The target's own text
+
+WINDOWS, LENGTH = 70, 24
+
+
+def windows(bench: Bench, loaded: LoadedTarget, folder: Path, **changes: int) -> np.ndarray:
+    corpus = build_corpus(bench.corpus, loaded.tokenizer, piece=SHAPE.context, seed=0)
+    options = {"windows": WINDOWS, "length": LENGTH, "seed": 5, **changes}
+    return own_text(loaded.target.model, corpus, folder, **options)
+
+
+def test_a_window_is_a_real_beginning_and_what_the_target_goes_on_with(
+    bench: Bench,
+    loaded: LoadedTarget,
+    tmp_path: Path,
+) -> None:
+    found = windows(bench, loaded, tmp_path)
+    assert found.shape == (WINDOWS, LENGTH)
+    real = real_tokens(LENGTH)
+    assert 0 < real < LENGTH
+    corpus = build_corpus(bench.corpus, loaded.tokenizer, piece=SHAPE.context, seed=0)
+    assert np.array_equal(found[:64, :real], corpus.windows(64, real, seed=5, step=0))
+    assert np.array_equal(found[64:, :real], corpus.windows(6, real, seed=5, step=64))
+    for window in found[[0, 33, 69]].tolist():
+        rule = StopRule(loaded.tokenizer, LENGTH - real, frozenset())
+        assert decode_ar(loaded.target, window[:real], TokenChooser(Sampling(), "r"), rule).tokens == window[real:]
+
+
+def test_the_text_is_written_once(bench: Bench, loaded: LoadedTarget, tmp_path: Path) -> None:
+    found = windows(bench, loaded, tmp_path)
+    assert np.array_equal(windows(bench, loaded, tmp_path, seed=6), found)  # read, not written anew
+    with pytest.raises(UserError, match=rf"{FILE}: windows \(70, 24\), expected \(71, 24\); remove it"):
+        windows(bench, loaded, tmp_path, windows=71)
+    (tmp_path / FILE).write_bytes(b"no array")
+    with pytest.raises(UserError, match=rf"{FILE}: not readable"):
+        windows(bench, loaded, tmp_path)
+
+
+def test_a_head_goes_on_from_another_with_its_vocabulary(
+    bench: Bench,
+    loaded: LoadedTarget,
+    tmp_path: Path,
+) -> None:
+    start = bench.folder / "drafter"
+    recipe = DrafterRecipe(
+        **{**vars(DRAFTER_RECIPE), "steps": 1, "learning_rate": 1e-9, "own_text": 16, "start": str(start)}
+    )
+    shape = DrafterShape(feature_layers=(0, 1, 2))
+    figures = train_drafter(bench.folder / "target", bench.corpus, tmp_path / "drafter", shape=shape, recipe=recipe)
+    assert 0 <= figures["own_text_top1_0"] <= 1
+    before = load_head(bench, loaded)
+    after = load_head(Bench(bench.corpus, tmp_path, {}), loaded)
+    assert torch.equal(before.d2t, after.d2t)
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-6, rtol=0, msg=name)
+
+
+def test_a_head_that_reads_other_layers_is_refused(bench: Bench, tmp_path: Path) -> None:
+    recipe = DrafterRecipe(**{**vars(DRAFTER_RECIPE), "start": str(bench.folder / "drafter")})
+    shape = DrafterShape(feature_layers=(0, 0, 2))
+    with pytest.raises(UserError, match=r"--start .*: it reads layers \(0, 1, 2\); expected \(0, 0, 2\)"):
+        train_drafter(bench.folder / "target", bench.corpus, tmp_path / "drafter", shape=shape, recipe=recipe)
+    assert not (tmp_path / "drafter").exists()
