@@ -105,6 +105,9 @@ def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+UNSAID = ("step", "start")
+"""What a card does not repeat, or must not: a folder of the machine it was made on."""
+
 # Licence and origin of the corpus's sources, for the card.
 SOURCES = {
     "gsm8k-train": ("MIT", "openai/grade-school-math, train split"),
@@ -146,9 +149,12 @@ def card(facts: Mapping[str, Any]) -> str:
     for part, record in facts["training"].items():
         made = "Made by (of a run that was resumed, the values are those of its last leg):"
         lines += [f"## {part.capitalize()}", "", made, "", f"    {command(part, record)}", ""]
+        if "started_from" in record:
+            earlier = record["started_from"]
+            lines += [f"START, after {earlier['figures']['steps']} steps:", "", f"    {command(part, earlier)}", ""]
         lines += ["| figure | value |", "|---|---|"]
         for group in ("shape", "recipe", "figures"):
-            lines += [f"| {name} | {_shown(value)} |" for name, value in record[group].items() if name != "step"]
+            lines += [f"| {name} | {_shown(value)} |" for name, value in record[group].items() if name not in UNSAID]
         lines.append("")
     if facts["measured"]:
         lines += ["## Measured", "", "| method | α | E |", "|---|---|---|"]
@@ -186,6 +192,10 @@ def command(part: str, record: Mapping[str, Any]) -> str:
     if recipe["seconds"]:
         words.append(f"--seconds {recipe['seconds']:g}")
     words.append(f"--learning-rate {recipe['learning_rate']:g} --seed {recipe['seed']}")
+    if recipe.get("own_text"):
+        words.append(f"--own-text {recipe['own_text']}")
+    if recipe.get("start"):
+        words.append("--start START")
     return " ".join(words)
 
 

@@ -186,7 +186,8 @@ def train_drafter(
     loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter")
     save_head(head, raw, vocabulary, geometry.vocab_size, output)
-    write_training_record(output, "drafter", asdict(shape), asdict(recipe), figures, corpus)
+    told = {**asdict(recipe), "start": Path(recipe.start).name}
+    write_training_record(output, "drafter", asdict(shape), told, figures, corpus, recipe.start)
     return figures
 
 

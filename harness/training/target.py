@@ -183,8 +183,9 @@ def write_training_record(
     recipe: Mapping[str, Any],
     figures: Mapping[str, Any],
     corpus: Corpus,
+    start: str = "",
 ) -> None:
-    """``training.json``: what the card is made from."""
+    """``training.json``: what the card is made from, with the record of the part that was gone on from."""
     record = {
         "kind": kind,
         "shape": dict(shape),
@@ -193,4 +194,7 @@ def write_training_record(
         "corpus_sha256": corpus.sha256,
         "train_tokens_by_source": corpus.sources,
     }
+    earlier = Path(start) / "training.json"
+    if start and earlier.is_file():
+        record["started_from"] = json.loads(earlier.read_text(encoding="utf-8"))
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
