@@ -230,6 +230,8 @@ def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]
             f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by: "
             f"from {FEW_PROMPTS} on, an interval says what it should"
         )
+    if manifest.get("suite_note"):
+        yield str(manifest["suite_note"])
     if manifest.get("target") == EMBEDDED:
         yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
 

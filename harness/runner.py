@@ -166,6 +166,7 @@ class Bench:
             "widened": self.loaded.widened,
             "source": self.suite.source,
             "exemplars": self.suite.exemplars,
+            "suite_note": self.suite.note,
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
             "prompts_sha256": prompts_hash(request.ids for request in self.requests),

@@ -34,7 +34,8 @@ class Suite:
     """The problems of a suite, and what a report has to say about where they come from.
 
     `source` is "embedded sample" or the path of the user's file; `data_sha256` is of that file's bytes,
-    whatever the limit. `exemplars` says whose worked examples stand in front of every problem.
+    whatever the limit. `exemplars` says whose worked examples stand in front of every problem, and `note`
+    what a reader of a figure must know of the suite, if anything.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Suite:
     num_fewshot: int
     data_sha256: str
     exemplars: str
+    note: str = ""
 
 
 def suite_names() -> list[str]:
@@ -90,6 +92,7 @@ def load_suite(name: str, *, data: str | Path = EMBEDDED, limit: int | None = No
         num_fewshot=num_fewshot,
         data_sha256=data_sha256,
         exemplars=f"{num_fewshot} written for ecospec, not from the data set" if num_fewshot else "none",
+        note=config["metadata"].get("note", ""),
     )
 
 

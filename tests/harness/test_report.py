@@ -407,6 +407,11 @@ def test_few_prompts_and_the_embedded_model_are_cautioned_of() -> None:
     assert not any("too few" in note for note in notes(summary(many), MANIFEST))
 
 
+def test_what_a_suite_says_of_itself_stands_under_the_table() -> None:
+    said = notes(summary(records()), {**MANIFEST, "suite_note": "a text workload, not vision"})
+    assert "a text workload, not vision" in said
+
+
 def test_a_phase_that_a_method_does_not_have_has_no_time() -> None:
     found = [
         replace(r, phase_seconds={**r.phase_seconds, "predict": 0.0}) if r.method == "confidence" else r
