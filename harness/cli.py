@@ -98,6 +98,9 @@ def run_options(command: F) -> F:
             default=DEFAULTS.check,
             help="Prompts whose output is compared with plain decoding's.",
         ),
+        _option(
+            "--run-code", is_flag=True, help="Let code that the model wrote run here, to be scored.", show_default=False
+        ),
         _option("--output", type=click.Path(path_type=Path), help="Run folder.  [default: runs/SUITE-TIME]"),
         _option("--resume", is_flag=True, help="Go on with the run in --output.", show_default=False),
         _option(

@@ -22,6 +22,7 @@ class RunConfig:
         widen: widening factor of the routed experts; None for what the embedded model asks for, else 1.
         device, dtype: ``auto`` means CUDA and bfloat16 where there is a GPU, else CPU and float32; the
             embedded model is always float32.
+        run_code: whether code that the model wrote may run on this machine, to be scored.
         output: the run folder; None for a new one under ``runs/``.
     """
 
@@ -46,5 +47,6 @@ class RunConfig:
     device: str = "auto"
     threads: int | None = None
     check: str = "all"
+    run_code: bool = False
     output: Path | None = None
     resume: bool = False

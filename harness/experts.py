@@ -208,7 +208,7 @@ def widen_experts(model: nn.Module, factor: int) -> None:
         raise UserError(f"widening factor {factor}: expected an integer of at least 1")
     if factor == 1:
         return
-    wanted = factor * sum(expert_bytes(m) * int(m.num_experts) for m in find_experts(model))  # type: ignore[arg-type]
+    wanted = factor * sum(p.numel() * p.element_size() for m in find_experts(model) for p in m.parameters())
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if wanted > present:
         raise UserError(

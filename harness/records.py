@@ -31,6 +31,7 @@ class PromptRecord:
         verdict: exact, ties, violated, or unchecked.
         ties: differences from AR at positions where its two best choices are within numeric noise.
         largest_gap: the largest such gap, in logits (scores, when sampling).
+        score: of the text, by the suite's metric, from 0 to 1; None where the suite has none or it was not run.
     """
 
     prompt_id: str
@@ -50,6 +51,7 @@ class PromptRecord:
     verdict: str = "unchecked"
     ties: int = 0
     largest_gap: float = 0.0
+    score: float | None = None
 
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -58,7 +60,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prefill_seconds", "decode_seconds", "largest_gap"), (int, float)),
     "tokens": (list,),
     "phase_seconds": (dict,),
-    "predicted_overlap": (int, float, type(None)),
+    **dict.fromkeys(("predicted_overlap", "score"), (int, float, type(None))),
 }
 """What JSON type each field of a record has."""
 

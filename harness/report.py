@@ -90,6 +90,8 @@ class MethodRow:
         achieved_gb_per_second: bytes per step / T_verify, in 10⁹ bytes per second.
         bandwidth_share: that over the device's measured copy bandwidth.
         predicted_overlap: share of the verified nodes' true experts that were predicted, mean over steps.
+        score: mean score of the texts by the suite's metric; None where there is none.
+        score_differs: prompts whose score is not that of AR's text.
     """
 
     label: str
@@ -114,6 +116,8 @@ class MethodRow:
     achieved_gb_per_second: float | None
     bandwidth_share: float | None
     predicted_overlap: float | None
+    score: float | None
+    score_differs: int
     lossless: Lossless
 
 
@@ -256,6 +260,8 @@ def _row(
         achieved_gb_per_second=_scaled(bytes_per_second, 1e-9),
         bandwidth_share=_divide(bytes_per_second, copy_bytes_per_second),
         predicted_overlap=_overlap(records),
+        score=_mean(r.score for r in records),
+        score_differs=sum(a.score != b.score for a, b in zip(ar, records, strict=True)) if ar else 0,
         lossless=lossless,
     )
 

@@ -19,6 +19,7 @@ NONE = "–"
 FEW_PROMPTS = 20
 """Below this number of prompts, a bootstrap over prompts gives intervals that are too narrow."""
 EMBEDDED = "embedded"
+SCORE_MEANING = "mean over prompts of the suite's own metric; where the output is lossless, all methods have AR's"
 OVERHEAD_SHARE = 0.30
 """Above this share of a step outside the target's forward pass, a row is said to measure overhead."""
 
@@ -41,7 +42,7 @@ class Line:
 
 def table_lines(report: Report) -> list[Line]:
     """Every line of the table, top to bottom; the terminal, Markdown and the definitions all read it."""
-    return [*_speed_lines(report), *_verification_lines(), *_time_lines(), *_byte_lines(), *_lossless_lines()]
+    return [*_speed_lines(report), *_verification_lines(), *_time_lines(), *_byte_lines(), *_lossless_lines(report)]
 
 
 def _speed_lines(report: Report) -> list[Line]:
@@ -153,7 +154,7 @@ def _byte_lines() -> list[Line]:
     ]
 
 
-def _lossless_lines() -> list[Line]:
+def _lossless_lines(report: Report) -> list[Line]:
     def unless_ar(cell: Callable[[Lossless], str]) -> Callable[[MethodRow], str]:
         return lambda row: NONE if row.label == AR else cell(row.lossless)
 
@@ -170,7 +171,13 @@ def _lossless_lines() -> list[Line]:
             "  largest gap of a tie",
             unless_ar(lambda found: f"{found.largest_gap:.2g}" if found.ties else NONE),
         ),
+        *([Line("score", lambda r: _percent(r.score), SCORE_MEANING)] if any_score(report) else []),
     ]
+
+
+def any_score(report: Report) -> bool:
+    """Whether anything was scored."""
+    return any(row.score is not None for row in report.rows)
 
 
 def headline(report: Report, manifest: Mapping[str, Any]) -> str:
@@ -206,6 +213,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
         *_prompt_notes(report),
         *_caution_notes(report, manifest),
         *_lossless_notes(report, str(manifest.get("dtype") or "")),
+        *_score_notes(report, manifest),
         *_verification_only_notes(report),
         *_interval_notes(report),
         *_overhead_notes(report),
@@ -262,6 +270,16 @@ def _lossless_sentence(found: Lossless, check: str, dtype: str) -> str:
             f"are closer than the measured numeric noise; the largest gap is {found.largest_gap:.2g}{tail}"
         )
     return f"VIOLATED: {found.violated} of {found.checked} prompts checked emit tokens that AR does not{tail}"
+
+
+def _score_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
+    for row in report.rows:
+        if row.score_differs:
+            yield f"{row.label}: {row.score_differs} text(s) score otherwise than AR's"
+    if any_score(report):
+        yield f"score: {manifest.get('score_metric') or 'by the suite'}, of the text within the most new tokens"
+    elif manifest.get("score_why_not"):
+        yield f"score: {manifest['score_why_not']}"
 
 
 def _verification_only_notes(report: Report) -> Iterator[str]:

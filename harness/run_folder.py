@@ -39,6 +39,7 @@ RESUME_KEYS = [
     "device",
     "threads",
     "check",
+    "run_code",
     "checkpoint_sha256",
 ]
 

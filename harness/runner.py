@@ -33,6 +33,7 @@ from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.contract import BoundPredictor, Predictor
 from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, Problem, Suite, load_suite
+from ecospec.suites.scoring import Scorer
 
 WARM_UP_TOKENS = 12
 MOST_NODES = 4096
@@ -97,6 +98,7 @@ class Bench:
         self.suite: Suite = load_suite(
             config.suite, data=EMBEDDED if config.data == EMBEDDED else Path(config.data), limit=config.limit
         )
+        self.scorer = Scorer(self.suite, run_code=config.run_code)
         self.device, dtype = resolve_device(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -167,6 +169,8 @@ class Bench:
             "source": self.suite.source,
             "exemplars": self.suite.exemplars,
             "suite_note": self.suite.note,
+            "score_metric": self.scorer.metric,
+            "score_why_not": self.scorer.why_not,
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
             "prompts_sha256": prompts_hash(request.ids for request in self.requests),
@@ -208,7 +212,8 @@ class Bench:
             for method in self.methods:
                 generation = generations[method.label]
                 check = self.check(request, ar, generation) if self._is_checked(index) else None
-                fresh.append(record_of(request, method.label, generation, check))
+                score = self.scorer.score(index, generation.text)
+                fresh.append(record_of(request, method.label, generation, check, score))
                 violations += violations_of(fresh[-1], check)
                 note(index, method.label, fresh[-1])
             append_records(path, fresh)
@@ -309,7 +314,9 @@ def rotated(methods: Sequence[Method], by: int) -> list[Method]:
     return [*methods[shift:], *methods[:shift]]
 
 
-def record_of(request: Request, label: str, generation: Generation, check: LosslessCheck | None) -> PromptRecord:
+def record_of(
+    request: Request, label: str, generation: Generation, check: LosslessCheck | None, score: float | None
+) -> PromptRecord:
     """What is written down of one output."""
     steps = generation.steps
     phases: dict[str, float] = {}
@@ -337,6 +344,7 @@ def record_of(request: Request, label: str, generation: Generation, check: Lossl
         verdict=check.verdict if check else UNCHECKED,
         ties=len(ties),
         largest_gap=max((tie.gap for tie in ties), default=0.0),
+        score=score,
     )
 
 

@@ -64,6 +64,16 @@ def render(task: Any, num_fewshot: int) -> Iterator[Request]:
         yield Request(prompt=prompt, stop=stop, reference=str(task.doc_to_target(doc)))
 
 
+def metric_of(task: Any, doc: Any, text: str, metric: str) -> float:
+    """What `task` gives a text that was generated for a row, after its last chain of filters."""
+    instance = task.construct_requests(doc=doc, ctx="")
+    instance.resps = [text]
+    task._instances = [instance]
+    task.apply_filters()
+    filtered = list(instance.filtered_resps.values())[-1]
+    return float(task.process_results(doc, [filtered])[metric])
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keeps warnings and log lines of lm-eval and its dependencies from the user's terminal.

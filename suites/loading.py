@@ -7,7 +7,7 @@ where the task is few-shot, our own worked examples `exemplars.jsonl`; a new fol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Suite:
 
     `source` is "embedded sample" or the path of the user's file; `data_sha256` is of that file's bytes,
     whatever the limit. `exemplars` says whose worked examples stand in front of every problem, and `note`
-    what a reader of a figure must know of the suite, if anything.
+    what a reader of a figure must know of the suite, if anything. `task` is lm-eval's, over these problems.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Suite:
     data_sha256: str
     exemplars: str
     note: str = ""
+    task: Any = field(default=None, compare=False, repr=False)
 
 
 def suite_names() -> list[str]:
@@ -93,6 +94,7 @@ def load_suite(name: str, *, data: str | Path = EMBEDDED, limit: int | None = No
         data_sha256=data_sha256,
         exemplars=f"{num_fewshot} written for ecospec, not from the data set" if num_fewshot else "none",
         note=config["metadata"].get("note", ""),
+        task=task,
     )
 
 
@@ -105,5 +107,9 @@ def _read_task_file(path: Path) -> dict[str, Any]:
     """The settings that are needed before lm-eval is; it reads the file again itself."""
     import yaml
 
-    config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    class Loader(yaml.SafeLoader):
+        """Reads a function's name as text; lm-eval imports it."""
+
+    Loader.add_constructor("!function", lambda loader, node: str(node.value))
+    config: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # a SafeLoader
     return config

@@ -407,6 +407,24 @@ def test_few_prompts_and_the_embedded_model_are_cautioned_of() -> None:
     assert not any("too few" in note for note in notes(summary(many), MANIFEST))
 
 
+def test_the_score_stands_in_the_table_and_a_text_that_scores_otherwise_is_named() -> None:
+    found = [replace(r, score=float(r.prompt_id != "p1")) for r in records()]
+    manifest = {**MANIFEST, "score_metric": "exact_match"}
+    report = summary(found)
+    assert row(report, AR).score == row(report, "marginal").score == pytest.approx(2 / 3)
+    assert "66.7 %" in printed(report, manifest)
+    assert "score: exact_match, of the text within the most new tokens" in notes(report, manifest)
+    other = [replace(r, score=1.0) if r.method == "marginal" else r for r in found]
+    assert "marginal: 1 text(s) score otherwise than AR's" in notes(summary(other), manifest)
+
+
+def test_a_score_that_is_not_there_is_explained() -> None:
+    report = summary(records())
+    assert row(report, AR).score is None
+    assert "score" not in printed(report).split("lossless", 1)[1].split("\n\n")[0].replace("scores", "")
+    assert "score: not run; why" in notes(report, {**MANIFEST, "score_why_not": "not run; why"})
+
+
 def test_what_a_suite_says_of_itself_stands_under_the_table() -> None:
     said = notes(summary(records()), {**MANIFEST, "suite_note": "a text workload, not vision"})
     assert "a text workload, not vision" in said

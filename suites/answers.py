@@ -1,0 +1,62 @@
+"""Whether a text's answer is right: mathematics by math-verify, choices by their letter, code by running it.
+
+The functions that end in ``_results`` are what lm-eval calls, by a task file's ``process_results``, with a row
+and the one text that was generated for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ecospec.suites.execution import runs_to_its_end
+
+BOX = "\\boxed"
+_STATED = re.compile(r"answer\s*(?:is|:|=)?\s*\**\s*\(?([A-Z])\b(?!['’])", re.IGNORECASE)
+_FIRST = re.compile(r"^\W*\(?([A-Z])(?:\)|\.|:|,|\s*$)", re.IGNORECASE)
+_ALONE = re.compile(r"(?<![A-Za-z])\(?([B-Z])\)?(?![A-Za-z'’])|\(([A-Z])\)")
+
+
+def same_answer(reference: str, text: str) -> bool:
+    """Whether the last answer that ``text`` states equals ``reference``, as mathematics.
+
+    Fractions and decimals, thousands separators, units and the order of a sum make no difference. Where
+    there are several boxes the last counts; without a box, the last number or formula.
+
+    Args:
+        reference: LaTeX, or a number, without a box.
+    """
+    from math_verify import parse, verify
+
+    gold = parse(f"{BOX}{{{reference}}}")
+    return bool(gold) and bool(verify(gold, parse(text[max(0, text.rfind(BOX)) :])))
+
+
+def chosen_letter(text: str) -> str | None:
+    """The option that a text settles on: the last one it calls the answer, the one it begins with, or the
+    last that stands alone; None where there is none."""
+    stated = [match for match in _STATED.findall(text) if match.isupper()]
+    if stated:
+        return str(stated[-1])
+    first = _FIRST.search(text.strip())
+    if first:
+        return first[1].upper()
+    alone = [plain or bracketed for plain, bracketed in _ALONE.findall(text)]
+    return alone[-1] if alone else None
+
+
+def math_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """For rows with an ``answer`` in numbers or LaTeX."""
+    return {"exact_match": float(same_answer(str(doc["answer"]), results[0]))}
+
+
+def choice_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """For rows whose ``answer`` is a letter."""
+    return {"exact_match": float(chosen_letter(results[0]) == str(doc["answer"]).strip().upper())}
+
+
+def code_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """For rows with a ``prompt``, a ``test`` and an ``entry_point``. This runs what the model wrote."""
+    program = f"{doc['prompt']}{results[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n"
+    return {"pass@1": float(runs_to_its_end(program))}

@@ -1,0 +1,53 @@
+"""Scores by the task's own filters and metric: the right text scores 1, a wrong one 0, in every suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ecospec.suites import load_suite, suite_names
+from ecospec.suites.scoring import Scorer
+
+METRIC = {"humaneval": "pass@1"}
+
+
+def right_text(suite: str, row: dict[str, Any]) -> str:
+    """What a model that knows the answer would write."""
+    if suite == "gsm8k":
+        return " " + row["answer"]
+    if suite == "humaneval":
+        return str(row["canonical_solution"])
+    if suite == "mmstar":
+        return f" {row['answer']}"
+    return f" After some work, the answer is \\boxed{{{row['answer']}}}."
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_the_right_text_scores_one_and_another_rows_or_none_scores_zero(name: str) -> None:
+    suite = load_suite(name)
+    scorer = Scorer(suite, run_code=True)
+    assert scorer.metric == METRIC.get(name, "exact_match")
+    rows = [dict(problem.row) for problem in suite.problems]
+    for index in (0, len(rows) // 2, len(rows) - 1):
+        assert scorer.score(index, right_text(name, rows[index])) == 1.0
+        assert scorer.score(index, "") == 0.0
+        other = next(r for r in rows if right_text(name, r)[-9:] != right_text(name, rows[index])[-9:])
+        assert scorer.score(index, right_text(name, other)) == 0.0
+
+
+def test_code_is_not_run_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(program: str) -> bool:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr("ecospec.suites.answers.runs_to_its_end", forbidden)
+    scorer = Scorer(load_suite("humaneval", limit=1))
+    assert scorer.score(0, "    return {}") is None
+    assert scorer.why_not.startswith("not run; --run-code")
+
+
+def test_code_that_loops_or_fills_the_memory_scores_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ecospec.suites.execution.SECONDS", 2.0)
+    scorer = Scorer(load_suite("humaneval", limit=1), run_code=True)
+    for body in ("    while True: pass\n", "    return bytearray(4 << 30)\n", "    exit(0)\n", "    return (\n"):
+        assert scorer.score(0, body) == 0.0
