@@ -15,12 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
 
 EXIT_VIOLATED = 1
+EXIT_INTERRUPTED = 130
 
 
 def console_width() -> int | None:
@@ -50,14 +52,25 @@ def run_command(config: RunConfig) -> int:
     from ecospec.harness.report import MethodInfo, report_json, summarise
     from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
-    from ecospec.harness.run_folder import open_folder
+    from ecospec.harness.run_folder import discard_empty, open_folder
     from ecospec.harness.runner import Bench
 
     try:
         bench = Bench(config)
         folder, manifest = open_folder(config, bench.facts())
-        with live_progress(len(bench.requests)) as progress:
-            records, violations = bench.run(folder, progress.note)
+        try:
+            with live_progress(len(bench.requests)) as progress:
+                records, violations = bench.run(folder, progress.note)
+        except KeyboardInterrupt:
+            print(
+                f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
+                f"with --output {folder} --resume goes on from there",
+                file=sys.stderr,
+            )
+            return EXIT_INTERRUPTED
+        except UserError:
+            discard_empty(folder)
+            raise
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise  # the CPU allocator has no error type of its own
@@ -81,7 +94,7 @@ def run_command(config: RunConfig) -> int:
     (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
     console = Console()
     print_report(report, manifest, console)
-    console.print(f"run folder: {folder}", soft_wrap=True)
+    console.print(f"run folder: {folder}", soft_wrap=True, markup=False, highlight=False)
     for violation in violations:
         print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
     return exit_code(records, gated=manifest["dtype"] == "float32" and manifest["device"] == "cpu")
@@ -146,7 +159,7 @@ def plugins_command() -> None:
                 else f"{p.name} ({p.type_name}, required)"
                 for p in row.parameters
             )
-            table.add_row(names, parameters or "–", row.provider, row.doc)
+            table.add_row(*map(Text, (names, parameters or "–", row.provider, row.doc)))
         console.print(table)
 
 
@@ -158,9 +171,9 @@ def check_training(options: dict[str, Any]) -> None:
     """
     import torch
 
-    for name in ("steps", "threads"):
-        if options[name] is not None and options[name] < 1:
-            raise UserError(f"--{name} {options[name]}: expected an integer of at least 1")
+    for name, most in (("steps", 2**31), ("threads", 1024)):
+        if options[name] is not None and not 1 <= options[name] <= most:
+            raise UserError(f"--{name} {options[name]}: expected an integer from 1 to {most}")
     if options.get("own_text", 0) < 0 or 0 < options.get("own_text", 0) < 16:
         raise UserError(f"--own-text {options['own_text']}: expected 0, or an integer of at least 16")
     if not 0 <= options["seed"] < 2**63:
@@ -176,8 +189,9 @@ def check_training(options: dict[str, Any]) -> None:
         raise UserError(f"--device {device}: expected cpu, or cuda where there is one; {found} CUDA device is present")
     output: Path = options["output"]
     try:
-        if output.exists() and not output.is_dir():
-            raise UserError(f"--output {output}: a file; expected a folder")
+        nearest_there = next(path for path in (output, *output.absolute().parents) if path.exists())
+        if not nearest_there.is_dir():
+            raise UserError(f"--output {output}: {nearest_there} is a file; expected a folder")
     except OSError as error:
         raise UserError(f"--output {output}: not usable ({error.strerror})") from error
 

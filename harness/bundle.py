@@ -141,7 +141,7 @@ def card(facts: Mapping[str, Any]) -> str:
         "",
         f"At load the target's routed experts are widened ×{facts['widen']} without changing the function",
         "(each inner neuron repeated, its down-projection column divided), so that reading experts",
-        "takes a larger part of a verification step. It is not all of it: see the share of copy bandwidth in a report.",
+        "takes most of a verification pass. It is not bound by bandwidth: see the share of copy bandwidth in a report.",
         "",
         f"All files together: {facts['bytes'] / 2**20:.1f} MiB.",
         "",

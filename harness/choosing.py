@@ -60,7 +60,8 @@ class TokenChooser:
         sampling = self.sampling
         if sampling.temperature == 0:
             return logits
-        scaled = filtered(logits / sampling.temperature, sampling.top_p, sampling.top_k)
+        # Relative to the best, so that no temperature, however small, makes an infinity of it.
+        scaled = filtered((logits - logits.max()) / sampling.temperature, sampling.top_p, sampling.top_k)
         return scaled - self._noise(logits, position).log()
 
     def _noise(self, logits: Tensor, position: int) -> Tensor:
@@ -88,6 +89,7 @@ def filtered(logits: Tensor, top_p: float, top_k: int) -> Tensor:
         ordered, order = logits.sort(descending=True)
         probs = ordered.softmax(-1)
         outside = probs.cumsum(-1) - probs >= top_p
+        outside[0] = False  # the likeliest stays, even for a bound that is 0 in this precision
         logits = logits.clone()
         logits[order[outside]] = float("-inf")
     return logits

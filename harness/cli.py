@@ -241,10 +241,7 @@ def main() -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo(
-            "ecospec-bench: interrupted; what was finished is in the output folder, --resume goes on from there",
-            err=True,
-        )
+        click.echo("ecospec-bench: interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         _fail(error.format_message(), EXIT_USER)

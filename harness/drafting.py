@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecospec.errors import UserError
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.policies import DraftTree
 from ecospec.predictors.kv_cache import SlotCache
@@ -100,6 +101,8 @@ class DrafterSession:
         drafted = torch.cat(tokens).cpu().numpy()
         parent_ids = torch.cat(parents).cpu().numpy()
         probs = torch.cat(scores).double().exp().clamp(max=1.0).cpu().numpy()
+        if not np.isfinite(probs).all():
+            raise UserError("the drafter gives probabilities that are no numbers; its weights are damaged")
         return DraftTree(
             tokens=np.concatenate(([bonus], drafted)),
             parents=np.concatenate(([-1], parent_ids)),

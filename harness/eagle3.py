@@ -188,7 +188,7 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
     try:
         raw = json.loads(config_path.read_text(encoding="utf-8"))
         tensors = load_file(weights_path)
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError, RecursionError, SafetensorError) as error:
         raise UserError(f"drafter {folder}: not readable ({error})") from error
     try:
         config = Eagle3Config.from_dict(raw)
@@ -199,6 +199,7 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
         AttributeError,
         LookupError,
         ArithmeticError,
+        RuntimeError,  # sizes below zero or beyond the memory, from torch
         StrictDataclassError,
     ) as error:
         reason = " ".join(str(error).split())

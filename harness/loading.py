@@ -23,6 +23,7 @@ UNLOADABLE = (
     ValueError,
     TypeError,
     LookupError,
+    AttributeError,
     ArithmeticError,
     RuntimeError,
     SafetensorError,

@@ -24,7 +24,7 @@ import pluggy
 import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
 from ecospec.errors import UserError, nearest
-from ecospec.policies import Policy, Registry, parse_spec
+from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
 from ecospec.predictors.contract import Predictor
 
 ENTRY_POINT_GROUP: Final = "ecospec"
@@ -110,7 +110,7 @@ def load_plugins() -> Plugins:
         provider = _provider(entry_point)
         try:
             _register(manager, entry_point.load(), entry_point.name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _leave_out(plugins, entry_point.name, provider, error)
         else:
             providers.append((entry_point.name, provider))
@@ -152,6 +152,8 @@ def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     """
     if isinstance(plugin, type):
         raise TypeError(f"the entry point names the class {plugin.__name__}; expected the module around it")
+    if getattr(plugin, "__name__", "") in BUILTIN_MODULES:
+        raise TypeError("the entry point names a built-in module; expected one of its own package")
     manager.register(plugin, name)
     try:
         manager.check_pending()
@@ -173,12 +175,16 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
     for hook, registry in registries.items():
         call = manager.subset_hook_caller(hook, remove_plugins=others)
         try:
-            classes = [cls for returned in call() for cls in _as_list(hook, returned)]
-        except Exception as error:
+            returned = call()
+            if not returned and hasattr(plugin, hook):  # pluggy drops a None
+                raise TypeError(f"{hook} returned nothing; expected a list of classes")
+            classes = [cls for each in returned for cls in _as_list(hook, each)]
+        except (Exception, SystemExit) as error:
             _leave_out(plugins, name, provider, error, kind=registry.kind)
             continue
         for cls in classes:
             try:
+                _check_needs(cls)
                 registry.register(cls, provider)
             except Exception as error:
                 _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind)
@@ -190,6 +196,13 @@ def _as_list(hook: str, returned: object) -> Iterable[Any]:
     return returned
 
 
+def _check_needs(cls: object) -> None:
+    """A wrong kind of `needs` would otherwise show in the middle of a run."""
+    needs = getattr(cls, "needs", ExpertNeed.NONE)
+    if not isinstance(needs, ExpertNeed):
+        raise TypeError(f"{getattr(cls, '__name__', cls)}.needs is {needs!r}; expected an ExpertNeed")
+
+
 def _names_of(cls: object) -> Iterator[str]:
     """The names that a refused class gives itself; an inherited name is not meant."""
     own = vars(cls) if isinstance(cls, type) else {}
@@ -199,7 +212,7 @@ def _names_of(cls: object) -> Iterator[str]:
 
 
 def _leave_out(
-    plugins: Plugins, name: str, provider: str, error: Exception, claims: Iterable[str] = (), kind: str = ""
+    plugins: Plugins, name: str, provider: str, error: BaseException, claims: Iterable[str] = (), kind: str = ""
 ) -> None:
     if provider == BUILTIN_PROVIDER:
         raise error  # a bug of ours keeps its traceback

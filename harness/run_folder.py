@@ -73,6 +73,17 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     return folder, write_manifest(folder, facts)
 
 
+def discard_empty(folder: Path) -> None:
+    """Remove the folder of a run that was refused before any prompt was finished; others stay as they are."""
+    records = folder / RECORDS
+    if {path.name for path in folder.iterdir()} <= {MANIFEST, RECORDS} and not (
+        records.exists() and records.stat().st_size
+    ):
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a run to be resumed.
 

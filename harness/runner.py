@@ -36,6 +36,7 @@ from ecospec.suites import EMBEDDED, Problem, Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
 WARM_UP_TOKENS = 12
+MOST_THREADS = 1024
 MOST_NODES = 4096
 """Largest draft tree; its ancestor matrix is quadratic in the nodes."""
 
@@ -125,6 +126,12 @@ class Bench:
 
     def _render(self, problem: Problem) -> Request:
         ids = tuple(self.loaded.tokenizer(problem.prompt)["input_ids"])
+        known = self.loaded.target.geometry.vocab_size
+        if max(ids, default=0) >= known:
+            raise UserError(
+                f"target {self.loaded.name}: its tokenizer gives token {max(ids)} for {problem.id}, but it has "
+                f"embeddings for {known}; expected the tokenizer that belongs to it"
+            )
         limit = token_limit(len(ids), self.config.max_new_tokens, self.loaded.target.context, problem.id)
         return Request(problem, ids, limit)
 
@@ -235,6 +242,8 @@ def check_options(config: RunConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < bound:
             raise UserError(f"--{name.replace('_', '-')} {value}: expected an integer of at least {bound}")
+    if config.threads is not None and config.threads > MOST_THREADS:
+        raise UserError(f"--threads {config.threads}: expected an integer of at most {MOST_THREADS}")
     nodes = 1 + config.draft_topk + (config.draft_steps - 1) * config.draft_topk**2
     if nodes > MOST_NODES:
         raise UserError(
@@ -295,7 +304,10 @@ def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[Load
         target_hidden=geometry.hidden_size,
         target_layers=geometry.layers,
     )
-    loaded.target.read_features(head.config.feature_layers or ())
+    try:
+        loaded.target.read_features(head.config.feature_layers or ())
+    except UserError as error:
+        raise UserError(f"drafter {drafter}: {error}") from error
     return loaded, place(head, device, dtype), bundle
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ecospec.errors import UserError
 from ecospec.policies.arrays import FloatArray, IntArray, WordArray, frozen
 from ecospec.policies.experts import ExpertSets
-from ecospec.policies.spec import summary
+from ecospec.policies.spec import one_line, summary
 from ecospec.policies.tree import DraftTree
 
 Selection: TypeAlias = Sequence[int] | NDArray[np.integer]
@@ -162,15 +162,16 @@ def run_policy(policy: Policy, request: SelectionRequest) -> IntArray:
     """
     try:
         selection = policy.select(request)
-    except Exception as error:
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         # The policy's own line, where it was one of ours that refused what it asked for.
         own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
         frame = own[-1] if own else frames[-1]
-        message = " ".join(str(error).split())
         raise SelectionError(
             f"policy {policy.name!r} raised {type(error).__name__} "
-            f"({Path(frame.filename).name}, line {frame.lineno}): {message}"
+            f"({Path(frame.filename).name}, line {frame.lineno}): {one_line(error)}"
         ) from error
     return validate_selection(policy.name, request, selection)
 
@@ -205,7 +206,12 @@ def validate_selection(policy_name: str, request: SelectionRequest, selection: o
             if parent not in chosen:
                 raise _Rejected(f"node {node} without its parent, node {parent}: {nodes}")
     except _Rejected as reason:
-        raise SelectionError(f"policy {policy_name!r} selected {reason}") from None
+        raise SelectionError(f"policy {policy_name!r} selected {one_line(reason)}") from None
+    except Exception as error:  # a sequence of somebody else's making may raise anything when it is read
+        raise SelectionError(
+            f"policy {policy_name!r} selected something of type {type(selection).__name__} that cannot be read "
+            f"as node numbers ({type(error).__name__}: {one_line(error)})"
+        ) from error
     return np.array(nodes, dtype=np.int64)
 
 

@@ -47,7 +47,7 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError, RecursionError, SafetensorError) as error:
         raise UserError(f"predictor {folder}: not readable ({error})") from error
     found = config.get("kind") if isinstance(config, dict) else None
     if found != kind:

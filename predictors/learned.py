@@ -117,7 +117,7 @@ def load_learned(folder: Path, target: TargetView) -> BoundLearned:
     config, tensors = read_predictor(folder, KIND, target)
     try:
         model = ExpertPredictor(target.hidden_size, target.moe_layers, target.experts, config["backbone"])
-    except (TypeError, ValueError, LookupError, ArithmeticError, StrictDataclassError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"predictor {folder}: its config describes no backbone ({reason})") from error
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not _unused(name)}

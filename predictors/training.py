@@ -66,10 +66,9 @@ def train(
     Raises:
         UserError: the folder already holds a run and ``resume`` is off, or the other way round.
     """
+    refuse_another_run(folder, resume=resume)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / CHECKPOINT
-    if path.exists() and not resume:
-        raise UserError(f"{folder} already holds a training run; give --resume, or another --output")
     parameters = [p for p in module.parameters() if p.requires_grad]
     decayed = [p for p in parameters if p.dim() > 1]
     other = [p for p in parameters if p.dim() <= 1]
@@ -80,10 +79,7 @@ def train(
     )
     step, elapsed = 0, 0.0
     if resume and path.exists():
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        module.load_state_dict(state["module"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-        step, elapsed = int(state["step"]), float(state["elapsed"])
+        step, elapsed = load_checkpoint(path, module, optimizer)
     figures: dict[str, Any] = {}
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     began = last_saved = time.monotonic()
@@ -122,6 +118,39 @@ def train(
                 save_checkpoint(path, module, optimizer, step, elapsed)
                 last_saved = now
     return {**figures, "steps": step, "train_seconds": round(elapsed, 1)}
+
+
+def refuse_another_run(folder: Path, *, resume: bool) -> None:
+    """Keep the files of a training run from being written over.
+
+    Raises:
+        UserError: the folder holds one that is not to be gone on with.
+    """
+    if (folder / CHECKPOINT).exists() and not resume:
+        raise UserError(f"{folder} already holds a training run; give --resume, or another --output")
+
+
+def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    """Put the trainable parameters and the optimiser's state back; returns step and elapsed seconds.
+
+    Raises:
+        UserError: the file is damaged, or of another training.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name: tuple(value.shape) for name, value in state["module"].items()}
+        expected = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+        if found != expected:
+            name = sorted(found.items() ^ expected.items())[0][0]
+            raise ValueError(f"{name} is {found.get(name, 'not there')}, expected {expected.get(name, 'nothing')}")
+        module.load_state_dict(state["module"], strict=False)  # what is not trained is not in it
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"]), float(state["elapsed"])
+    except Exception as error:  # unpickling damaged bytes may raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{path}: not a checkpoint of this training ({type(error).__name__}: {reason}); give another --output"
+        ) from error
 
 
 def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float) -> None:

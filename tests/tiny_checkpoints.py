@@ -46,7 +46,8 @@ def write_checkpoints(folder: Path, seed: int = 0) -> Checkpoints:
     """Write a random target with its tokenizer, an EAGLE-3 head and both predictors."""
     paths = Checkpoints(folder / "target", folder / "drafter", folder / "learned", folder / "token-frequency")
     texts = ["Question: Sam has 3 pens and buys 4 more.\nAnswer: Sam has 3 + 4 = 7 pens.\n#### 7"] * 4
-    tokenizer = train_tokenizer(texts, SHAPE.vocab_size, paths.target)
+    tokenizer = train_tokenizer(texts, SHAPE.vocab_size)
+    tokenizer.save_pretrained(paths.target)
     torch.manual_seed(seed)
     model = build_target(SHAPE, tokenizer, experts_implementation="eager")
     for parameter in model.parameters():

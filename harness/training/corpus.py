@@ -29,6 +29,7 @@ EXCLUDED_SOURCES = ("gpteacher",)
 # is a fifth of the text without being a suite.
 SOURCE_WEIGHTS = {"gsm8k-train": 3.0, "cpython-3.11": 0.5}
 HELD_OUT_SHARE = 0.02
+HELD_OUT = f"in the {HELD_OUT_SHARE:.0%} of its records that are held out"
 MAX_GROUP = 8
 
 
@@ -52,7 +53,7 @@ class Corpus:
 
     def held_out_windows(self, count: int, length: int) -> npt.NDArray[np.int64]:
         """The same [count, length] held-out windows at every call."""
-        return _windows(self.held_out, self.held_out_starts, count, length, np.random.default_rng(0))
+        return _windows(self.held_out, self.held_out_starts, count, length, np.random.default_rng(0), HELD_OUT)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -68,8 +69,12 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(_readable(path, lines), 1):
             try:
                 record = json.loads(line)
-                source, licence, _ = record["source"], record["license"], record["text"]
-            except (ValueError, KeyError, TypeError) as error:
+                source, licence = record["source"], record["license"]
+                for name in ("source", "license", "text"):
+                    if not isinstance(record[name], str):
+                        raise TypeError(f"{name} is no text")
+                record["text"].encode()  # half of a surrogate pair is no text either
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(
                     f"corpus {path}, line {number}: expected a JSON object with source, license and text ({error!r})"
                 ) from error
@@ -145,9 +150,12 @@ def _windows(
     count: int,
     length: int,
     rng: np.random.Generator,
+    part: str = "to train on",
 ) -> npt.NDArray[np.int64]:
     usable = starts[starts <= len(stream) - length]
     if not len(usable):
-        raise UserError(f"the corpus has {len(stream)} tokens, fewer than one window of {length}")
+        raise UserError(
+            f"the corpus has {len(stream)} tokens {part}, fewer than one window of {length}; expected a larger one"
+        )
     chosen = rng.choice(usable, size=count)
     return np.stack([stream[s : s + length] for s in chosen]).astype(np.int64)

@@ -23,7 +23,7 @@ from ecospec.harness.training.experts import use_training_experts
 from ecospec.harness.training.own_text import own_text, real_tokens
 from ecospec.harness.training.target import write_training_record
 from ecospec.predictors.attention import grouped_sdpa
-from ecospec.predictors.training import LoopConfig, train
+from ecospec.predictors.training import LoopConfig, refuse_another_run, train
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ def train_drafter(
     draft_ids = torch.from_numpy(vocabulary).to(device)
     embedding = target.embedding.float()
     window = min(recipe.window, geometry.context)
+    held_out = torch.from_numpy(corpus.held_out_windows(8, window)).to(device)
+    refuse_another_run(output, resume=resume)
     own = None
     if recipe.own_text:
         own = own_text(
@@ -145,7 +147,6 @@ def train_drafter(
         )
         held_out_own, own = torch.from_numpy(own[-8:]).to(device), own[:-8]
     use_training_experts(target.model)  # the head learns from logits and features; routing is not read
-    held_out = torch.from_numpy(corpus.held_out_windows(8, window)).to(device)
 
     def losses(ids: Tensor, first: int = 0) -> tuple[Tensor, dict[str, float]]:
         """The loss, and how often the head's first guess is the target's from position ``first`` on."""

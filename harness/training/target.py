@@ -17,7 +17,7 @@ from torch import Tensor
 from ecospec.errors import UserError
 from ecospec.harness.training.corpus import LICENSES, Corpus, build_corpus, grouped_documents, read_records
 from ecospec.harness.training.experts import TRAIN_EXPERTS
-from ecospec.predictors.training import LoopConfig, train
+from ecospec.predictors.training import LoopConfig, refuse_another_run, train
 
 EOS = "<|endoftext|>"
 
@@ -57,8 +57,8 @@ class TargetRecipe:
     seed: int = 0
 
 
-def train_tokenizer(texts: list[str], vocab_size: int, folder: Path) -> Any:
-    """A byte-level BPE with single-digit number tokens, saved as a transformers fast tokenizer."""
+def train_tokenizer(texts: list[str], vocab_size: int) -> Any:
+    """A byte-level BPE with single-digit number tokens, as a transformers fast tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,9 +74,7 @@ def train_tokenizer(texts: list[str], vocab_size: int, folder: Path) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
-    fast.save_pretrained(folder)
-    return fast
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
 
 
 def build_target(shape: TargetShape, tokenizer: Any, *, experts_implementation: str) -> Any:
@@ -134,13 +132,15 @@ def train_target(
         if not records:
             raise UserError(f"corpus {corpus_path}: no record with a licence among {', '.join(LICENSES)}")
         documents = grouped_documents(records, recipe.seed)
-        output.mkdir(parents=True, exist_ok=True)
-        tokenizer = train_tokenizer([text for _, text in documents], shape.vocab_size, output)
+        tokenizer = train_tokenizer([text for _, text in documents], shape.vocab_size)
     if len(tokenizer) > shape.vocab_size:
         raise UserError(f"{output}: the tokenizer has {len(tokenizer)} tokens, the target {shape.vocab_size}")
     corpus = build_corpus(corpus_path, tokenizer, piece=shape.context, seed=recipe.seed)
     model = build_target(shape, tokenizer, experts_implementation=TRAIN_EXPERTS).to(device)
     held_out = torch.from_numpy(corpus.held_out_windows(16, min(1024, shape.context))).to(device)
+    refuse_another_run(output, resume=resume)
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(output)  # a run that is gone on with has the same one
 
     def forward(ids: Tensor) -> Any:
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):

@@ -69,7 +69,7 @@ def test_the_noise_depends_on_seed_request_and_position_alone() -> None:
     # neither of two ways to write one key
     assert not torch.equal(scores(seed=1, request="1", position=1), scores(seed=11, request="", position=1))
     shifted = TokenChooser(WARM, "a").scores(LOGITS, 3) - TokenChooser(WARM, "a").scores(torch.zeros(6), 3)
-    torch.testing.assert_close(shifted, LOGITS, atol=1e-5, rtol=0)
+    torch.testing.assert_close(shifted, LOGITS - LOGITS.max(), atol=1e-5, rtol=0)
 
 
 def test_the_scores_are_what_is_maximised() -> None:
@@ -107,6 +107,20 @@ def test_top_p_works_on_what_top_k_left() -> None:
     # of the best two, 0.5 is two thirds
     assert kept(logits, top_k=2, top_p=0.6) == [1]
     assert kept(logits, top_k=2, top_p=0.7) == [1, 3]
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 1e-50, 5e-324])
+def test_the_likeliest_token_stays_however_small_top_p_is(top_p: float) -> None:
+    best = int(LOGITS.argmax())
+    assert filtered(LOGITS, top_p, 0).isfinite().nonzero().flatten().tolist() == [best]
+    assert TokenChooser(Sampling(temperature=1.0, top_p=top_p), "r").choose(LOGITS, 0) == best
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40, 1e-300, 5e-324])
+def test_a_temperature_near_zero_is_near_greedy(temperature: float) -> None:
+    best = int(LOGITS.argmax())
+    counts = draws(LOGITS * 100, 200, temperature=temperature)
+    assert counts[best] == 200
 
 
 def test_what_is_filtered_is_never_drawn_and_the_rest_keeps_its_law() -> None:

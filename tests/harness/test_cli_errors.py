@@ -60,6 +60,7 @@ def only_line(err: str) -> str:
         (("--output", "x" * 300), "cannot be made"),
         (("--resume", "--output", "x" * 300), "--resume"),
         (("--draft-topk", "5000"), "at most 4096"),
+        (("--threads", "3000000000"), "at most 1024"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_what_was_expected(
@@ -174,7 +175,7 @@ class Child(Policy):
     chosen: ClassVar[Any] = [0, 3]
 
     def select(self, request: SelectionRequest) -> Any:
-        if isinstance(self.chosen, Exception):
+        if isinstance(self.chosen, BaseException):
             raise self.chosen
         return self.chosen
 
@@ -191,17 +192,19 @@ class Child(Policy):
         (None, "nothing"),
         ([0, 99], "unknown node 99"),
         (ValueError("no idea"), "raised ValueError"),
+        (SystemExit(0), "raised SystemExit"),
     ],
 )
 def test_a_policy_that_breaks_the_contract_is_named(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, chosen: Any, said: str
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: Any, said: str
 ) -> None:
     plugins = load_plugins()
     plugins.policies.register(Child, "a test")
     monkeypatch.setattr(Child, "chosen", chosen)
     monkeypatch.setattr(runner, "load_plugins", lambda: plugins)
-    ran = bench("--policy", "child")
+    ran = bench("--policy", "child", "--output", "out")
     assert ran.code == 2
+    assert list(tmp_path.iterdir()) == []
     line = only_line(ran.err)
     assert "policy 'child'" in line
     assert said in line

@@ -63,7 +63,16 @@ def test_a_compressed_corpus_reads_the_same(tmp_path: Path) -> None:
     assert list(read_records(packed)) == list(read_records(plain)) == plenty(5)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '"text"', '{"source": "a", "text": "b"}'])
+UNFIT = [
+    '{"source": 5, "license": "MIT", "text": "b"}',
+    '{"source": "a", "license": "MIT", "text": null}',
+    '{"source": "a", "license": ["MIT"], "text": "b"}',
+    '{"source": "a", "license": "MIT", "text": "half of \\ud800"}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '"text"', '{"source": "a", "text": "b"}', *UNFIT])
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text(json.dumps(record("a", "b")) + "\n" + line + "\n")
@@ -156,7 +165,7 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
 
 def test_a_corpus_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     corpus = build_corpus(write(tmp_path / "c.jsonl", [record("a", "short")]), Bytes())
-    with pytest.raises(UserError, match="the corpus has 6 tokens, fewer than one window of 7"):
+    with pytest.raises(UserError, match="the corpus has 6 tokens to train on, fewer than one window of 7"):
         corpus.windows(1, 7, seed=0, step=0)
     with pytest.raises(UserError, match="the corpus has 0 tokens, fewer than one window of 2"):
         corpus.held_out_windows(1, 2)

@@ -20,6 +20,7 @@ from tiny_models import (
 from torch import Tensor
 
 import ecospec.harness.drafting as drafting
+from ecospec.errors import UserError
 from ecospec.harness.drafting import DrafterSession
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.training.drafter import unrolled_states
@@ -141,6 +142,15 @@ def test_no_steps_are_the_bonus_token_alone() -> None:
     setting = Setting()
     tree = setting.session().draft(5, 0, 2)
     assert tree.tokens.tolist() == [5]
+
+
+def test_damaged_weights_are_named_and_not_drafted_with() -> None:
+    setting = Setting()
+    session = setting.session()
+    with torch.no_grad():
+        setting.head.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="the drafter gives probabilities that are no numbers"):
+        session.draft(5, 2, 2)
 
 
 def test_drafting_before_the_prompt_is_an_error() -> None:

@@ -197,10 +197,27 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(bench: Bench, tmp_pat
         train_target(bench.corpus, tmp_path / "target", shape=small, recipe=TARGET_RECIPE)
 
 
+def test_a_refused_training_leaves_what_is_there(bench: Bench, tmp_path: Path) -> None:
+    """Another run's tokenizer is not written over before the refusal."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("mine")
+    (folder / "checkpoint.pt").write_text("mine")
+    with pytest.raises(UserError, match="already holds a training run"):
+        train_target(bench.corpus, folder, shape=SHAPE, recipe=TARGET_RECIPE)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "tokenizer.json": "mine",
+        "checkpoint.pt": "mine",
+    }
+
+
 def test_a_corpus_too_small_to_hold_anything_out_is_refused(bench: Bench, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(bench.corpus.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match="the corpus has 0 tokens, fewer than one window of 64"):
+    with pytest.raises(
+        UserError,
+        match="the corpus has 0 tokens in the 2% of its records that are held out, fewer than one window of 64",
+    ):
         train_target(corpus, tmp_path / "target", shape=SHAPE, recipe=TARGET_RECIPE)
 
 

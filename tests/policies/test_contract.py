@@ -105,6 +105,52 @@ def test_a_raising_policy_is_named_with_the_error_its_place_and_its_cause() -> N
     assert isinstance(caught.value.__cause__, IndexError)
 
 
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, MemoryError, RecursionError])
+def test_whatever_a_policy_raises_is_its_error(kind: type[BaseException]) -> None:
+    def leave() -> None:
+        raise kind(0)
+
+    with pytest.raises(SelectionError, match=rf"^policy 'scripted' raised {kind.__name__} \(test_contract\.py"):
+        run_policy(Scripted(leave), REQUEST)
+
+
+class Unreadable(list[int]):
+    """A sequence that is there until it is read."""
+
+    def __iter__(self) -> Any:
+        raise KeyError("gone")
+
+
+class Unspeakable(Exception):
+    """An error whose text raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [[0, 10**5000], np.ma.array([0, 1], mask=[False, True]), Unreadable([0, 1])],
+    ids=["huge", "masked", "unreadable"],
+)
+def test_a_selection_that_cannot_be_read_is_refused_in_one_line(selection: Any) -> None:
+    with pytest.raises(SelectionError, match=r"^policy 'mine' selected ") as caught:
+        validate_selection("mine", REQUEST, selection)
+    assert "\n" not in str(caught.value)
+
+
+def test_messages_are_of_bearable_length_and_need_no_words() -> None:
+    with pytest.raises(SelectionError) as caught:
+        validate_selection("mine", REQUEST, [0] * 100_000)
+    assert len(str(caught.value)) < 600
+
+    def fail() -> None:
+        raise Unspeakable
+
+    with pytest.raises(SelectionError, match=r"raised Unspeakable .*: an error without a text"):
+        run_policy(Scripted(fail), REQUEST)
+
+
 def test_an_interrupt_is_not_the_policys_error() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

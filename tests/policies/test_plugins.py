@@ -133,6 +133,22 @@ BROKEN = {
         "",
         "PluginValidationError: unknown hook 'ecospec_policy'",
     ),
+    "leaves": ("import sys\nsys.exit(0)", "", "SystemExit: 0"),
+    "leaves in the hook": (
+        "from ecospec.policies import hookimpl\n\n@hookimpl\ndef ecospec_policies():\n    raise SystemExit('no')\n",
+        "",
+        "SystemExit: no",
+    ),
+    "no return": (
+        "from ecospec.policies import hookimpl\n\n@hookimpl\ndef ecospec_policies():\n    []\n",
+        "",
+        "ecospec_policies returned nothing; expected a list of classes",
+    ),
+    "wrong needs": (
+        returning("[type('Mine', (Confidence,), {'name': 'mine', 'needs': ['predicted']})]"),
+        "",
+        "Mine.needs is ['predicted']; expected an ExpertNeed",
+    ),
     "class": (fine("mine"), ":RootOnly", "names the class RootOnly; expected the module around it"),
 }
 

@@ -164,6 +164,21 @@ def test_a_refusal_by_the_class_itself_reaches_the_user() -> None:
         registry.create("marginal:epsilon=0")
 
 
+@pytest.mark.parametrize("error", [KeyError("k"), ZeroDivisionError("by zero"), SystemExit(0)])
+def test_whatever_a_class_raises_is_one_line(error: BaseException) -> None:
+    @dataclass(frozen=True)
+    class Sour:
+        name: ClassVar[str] = "sour"
+
+        def __post_init__(self) -> None:
+            raise error
+
+    registry: Registry[Sour] = Registry("thing")
+    registry.register(Sour)
+    with pytest.raises(UserError, match=f"^thing 'sour': {type(error).__name__}: "):
+        registry.create("sour")
+
+
 # --- registering ------------------------------------------------------------------------------------
 
 

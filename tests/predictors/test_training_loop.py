@@ -89,6 +89,20 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
         Toy().run(tmp_path)
 
 
+def test_a_checkpoint_that_is_damaged_or_anothers_is_refused(tmp_path: Path) -> None:
+    Toy().run(tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    whole = path.read_bytes()
+    other = Toy()
+    other.module[0] = nn.Linear(4, 8, bias=False)
+    with pytest.raises(UserError, match=r"checkpoint\.pt: not a checkpoint of this training \(ValueError: 0\.bias"):
+        other.run(tmp_path, resume=True)
+    for damaged in (b"junk", whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"checkpoint\.pt: not a checkpoint of this training"):
+            Toy().run(tmp_path, resume=True)
+
+
 def test_the_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Toy().run(tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
