@@ -167,7 +167,7 @@ def test_a_corpus_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     corpus = build_corpus(write(tmp_path / "c.jsonl", [record("a", "short")]), Bytes())
     with pytest.raises(UserError, match="the corpus has 6 tokens to train on, fewer than one window of 7"):
         corpus.windows(1, 7, seed=0, step=0)
-    with pytest.raises(UserError, match="the corpus has 0 tokens, fewer than one window of 2"):
+    with pytest.raises(UserError, match="the corpus has 0 tokens in the 2% of its records that are held out"):
         corpus.held_out_windows(1, 2)
 
 
