@@ -9,8 +9,10 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,6 +22,10 @@ from rich.text import Text
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
+
+if TYPE_CHECKING:  # they import torch, or what the commands that do not run need not wait for
+    from ecospec.harness.report import Report
+    from ecospec.harness.runner import Bench
 
 EXIT_VIOLATED = 1
 EXIT_INTERRUPTED = 130
@@ -44,40 +50,94 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
-def run_command(config: RunConfig) -> int:
-    """Run the bench; returns the exit code."""
-    quieten()
-    import torch
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to."""
 
+    report: Report
+    folder: Path
+    code: int
+
+
+def run_command(config: RunConfig) -> int:
+    """Run the bench over one suite or several; returns the exit code."""
+    quieten()
+    from ecospec.harness.summary import suites_asked
+    from ecospec.suites import SUITES, suite_names
+
+    names = suites_asked(config.suite, [name for name in SUITES if name in suite_names()])
+    with as_user_errors(config):
+        if len(names) == 1:
+            return run_one(dataclasses.replace(config, suite=names[0]))
+        return run_several(config, names)
+
+
+def run_one(config: RunConfig) -> int:
+    """One suite: its report on the terminal and in its folder."""
+    from ecospec.harness.runner import Bench
+
+    outcome = execute(Bench(config), config)
+    if outcome is None:
+        return EXIT_INTERRUPTED
+    Console().print(f"run folder: {outcome.folder}", soft_wrap=True, markup=False, highlight=False)
+    return outcome.code
+
+
+def run_several(config: RunConfig, names: list[str]) -> int:
+    """Several suites with one loaded model, each in a folder of its own, and a summary over all."""
+    from ecospec.harness.run_folder import MANIFEST, new_folder, open_parent
+    from ecospec.harness.runner import Bench, data_of
+    from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
+    from ecospec.suites import EMBEDDED, HUB
+
+    if data_of(config) not in (EMBEDDED, HUB) or config.revision is not None:
+        raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
+    parent = config.output or new_folder("several")
+    benches: list[tuple[RunConfig, Bench]] = []
+    for name in names:
+        folder = parent / name
+        resume = config.resume and (folder / MANIFEST).is_file()
+        each = dataclasses.replace(config, suite=name, output=folder, resume=resume)
+        first = benches[0][1] if benches else None
+        benches.append((each, Bench(each, first.plugins, first.parts) if first else Bench(each)))
+    open_parent(parent, resume=config.resume)
+    outcomes: dict[str, Outcome] = {}
+    for each, bench in benches:
+        outcome = execute(bench, each, resume_from=parent)
+        if outcome is None:
+            return EXIT_INTERRUPTED
+        outcomes[each.suite] = outcome
+    reports = {name: outcome.report for name, outcome in outcomes.items()}
+    (parent / "summary.json").write_text(json.dumps(summary_json(reports), indent=1) + "\n", encoding="utf-8")
+    (parent / "summary.md").write_text(summary_markdown(reports), encoding="utf-8")
+    console = Console(width=console_width())
+    for table in summary_tables(reports):
+        console.print(table)
+    console.print(f"run folder: {parent}", soft_wrap=True, markup=False, highlight=False)
+    return max(outcome.code for outcome in outcomes.values())
+
+
+def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None) -> Outcome | None:
+    """Run, write and print one report; None where the user interrupted it."""
     from ecospec.harness.report import MethodInfo, report_json, summarise
     from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
     from ecospec.harness.run_folder import discard_empty, open_folder
-    from ecospec.harness.runner import Bench
 
+    folder, manifest = open_folder(config, bench.facts())
     try:
-        bench = Bench(config)
-        folder, manifest = open_folder(config, bench.facts())
-        try:
-            with live_progress(len(bench.requests)) as progress:
-                records, violations = bench.run(folder, progress.note)
-        except KeyboardInterrupt:
-            print(
-                f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
-                f"with --output {folder} --resume goes on from there",
-                file=sys.stderr,
-            )
-            return EXIT_INTERRUPTED
-        except UserError:
-            discard_empty(folder)
-            raise
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise  # the CPU allocator has no error type of its own
-        raise UserError(
-            f"out of memory on {config.device}: {str(error).splitlines()[0]}; "
-            "try a smaller --dtype, --max-new-tokens or --limit"
-        ) from error
+        with live_progress(len(bench.requests)) as progress:
+            records, violations = bench.run(folder, progress.note)
+    except KeyboardInterrupt:
+        print(
+            f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
+            f"with --output {resume_from or folder} --resume goes on from there",
+            file=sys.stderr,
+        )
+        return None
+    except UserError:
+        discard_empty(folder)
+        raise
     geometry = bench.loaded.target.geometry
     report = summarise(
         records,
@@ -92,12 +152,27 @@ def run_command(config: RunConfig) -> int:
     )
     (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
-    console = Console()
-    print_report(report, manifest, console)
-    console.print(f"run folder: {folder}", soft_wrap=True, markup=False, highlight=False)
+    print_report(report, manifest, Console())
     for violation in violations:
         print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
-    return exit_code(records, gated=manifest["dtype"] == "float32" and manifest["device"] == "cpu")
+    code = exit_code(records, gated=manifest["dtype"] == "float32" and manifest["device"] == "cpu")
+    return Outcome(report, folder, code)
+
+
+@contextmanager
+def as_user_errors(config: RunConfig) -> Iterator[None]:
+    """A memory that is too small is the user's to know of, in one line."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise  # the CPU allocator has no error type of its own
+        raise UserError(
+            f"out of memory on {config.device}: {str(error).splitlines()[0]}; "
+            "try a smaller --dtype, --max-new-tokens or --limit"
+        ) from error
 
 
 def exit_code(records: list[PromptRecord], *, gated: bool) -> int:

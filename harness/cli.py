@@ -67,7 +67,7 @@ def _option(*names: str, **kwargs: Any) -> Callable[[F], F]:
 def run_options(command: F) -> F:
     """The options of a run, in the order of ``--help``."""
     options = [
-        _option("--suite", help="Benchmark suite, such as gsm8k."),
+        _option("--suite", help="Benchmark suite such as gsm8k, several separated by commas, or all."),
         _option(
             "--policy",
             multiple=True,
@@ -78,7 +78,12 @@ def run_options(command: F) -> F:
         _option("--predictor", default=DEFAULTS.predictor, help="Expert predictor NAME[:parameter=value,...]."),
         _option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
         _option("--drafter", help="EAGLE-3 head's folder. Default: the embedded one."),
-        _option("--data", default=DEFAULTS.data, help="'embedded', or a JSONL file in the data set's columns."),
+        _option(
+            "--data",
+            help="'embedded', 'hub', or a JSONL or parquet file or folder in the data set's columns.  "
+            "[default: embedded with the embedded target, else hub]",
+        ),
+        _option("--revision", help="With --data hub: branch, tag or commit of the data set.  [default: the newest]"),
         _option("--limit", type=int, help="Run at most this many prompts.  [default: all]", show_default=False),
         _option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, help="Most tokens per output."),
         _option("--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."),

@@ -17,7 +17,9 @@ class RunConfig:
     Attributes:
         target: None for the embedded model, else a checkpoint folder or hub name.
         drafter: EAGLE-3 head; None for the embedded one (embedded target only).
-        data: ``embedded`` or a JSONL file in the data set's columns.
+        data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
+            ``embedded`` with the embedded target, else ``hub``.
+        revision: of the data set on the hub; None for the newest.
         limit: at most so many prompts; None for all.
         widen: widening factor of the routed experts; None for what the embedded model asks for, else 1.
         device, dtype: ``auto`` means CUDA and bfloat16 where there is a GPU, else CPU and float32; the
@@ -32,7 +34,8 @@ class RunConfig:
     predictor: str = "learned"
     target: str | None = None
     drafter: str | None = None
-    data: str = "embedded"
+    data: str | None = None
+    revision: str | None = None
     limit: int | None = None
     max_new_tokens: int = 128
     budget: int = 4

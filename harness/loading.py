@@ -60,9 +60,7 @@ def load_target(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = Path(name)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise UserError(f"target {name}: no config.json; expected a transformers checkpoint folder")
+    check_folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -87,6 +85,19 @@ def load_target(
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
+
+
+def check_folder(name: str) -> None:
+    """Refuse a folder that is no checkpoint, and what looks like a folder and is none.
+
+    Raises:
+        UserError: there is no config.json, or a path that does not exist.
+    """
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise UserError(f"target {name}: no config.json; expected a transformers checkpoint folder")
+    if not folder.exists() and (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise UserError(f"target {name}: no such folder; expected a transformers checkpoint folder or a hub name")
 
 
 def _check_complete(name: str, report: Mapping[str, Any]) -> None:

@@ -56,12 +56,12 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         "## What was run",
         _bullets(f"{name}: {_escape(_plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest),
         "## Results",
-        _table(["", *labels], table),
+        markdown_table(["", *labels], table),
         "## Notes",
         _bullets(map(_escape, notes(report, manifest))),
         "## Spread over prompts",
         "The decode-only speed-up of each prompt by itself.",
-        _table(["", "median", "min", "max", "prompts"], spread),
+        markdown_table(["", "median", "min", "max", "prompts"], spread),
         "## How each number is defined",
         'Sums (Σ) run over the prompts that every method finished. "95 % interval" is a paired bootstrap '
         'over prompts; "mean over prompts" averages the prompts\' own values of the line above it.',
@@ -74,7 +74,8 @@ def _bullets(texts: Iterable[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, its first column to the left and the others to the right."""
     rule = ["---", *("---:" for _ in header[1:])]
     return "\n".join(
         f"| {' | '.join(cells)} |"

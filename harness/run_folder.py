@@ -73,6 +73,20 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     return folder, write_manifest(folder, facts)
 
 
+def open_parent(folder: Path, *, resume: bool) -> None:
+    """Make the folder that holds the run folders of several suites.
+
+    Raises:
+        UserError: it is not empty and is not to be gone on with, or cannot be made.
+    """
+    try:
+        if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
+
+
 def discard_empty(folder: Path) -> None:
     """Remove the folder of a run that was refused before any prompt was finished; others stay as they are."""
     records = folder / RECORDS

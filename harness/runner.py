@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,7 @@ from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
+    check_folder,
     embedded_facts,
     embedded_folder,
     load_target,
@@ -27,18 +28,23 @@ from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_o
 from ecospec.harness.manifest import checkpoint_hash, device_facts, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.records import AR, PromptRecord, append_records, read_records
+from ecospec.harness.requests import Request, check_conversations, next_prompt, render_request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
-from ecospec.harness.stopping import StopRule, token_limit
+from ecospec.harness.stopping import StopRule
 from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.contract import BoundPredictor, Predictor
 from ecospec.predictors.placing import place
-from ecospec.suites import EMBEDDED, Problem, Suite, load_suite
+from ecospec.suites import EMBEDDED, HUB, Problem, Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
 WARM_UP_TOKENS = 12
 MOST_THREADS = 1024
 MOST_NODES = 4096
 """Largest draft tree; its ancestor matrix is quadratic in the nodes."""
+
+
+Parts: TypeAlias = tuple[LoadedTarget, Eagle3Head, Path | None]
+"""Target, drafter, and the folder of the embedded model where that is used."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,6 @@ class Method:
     def true_routing(self) -> bool:
         """Whether it looks at the target's true routing, and so has no speed-up."""
         return self.speculation is not None and self.speculation.sees_true_routing
-
-
-@dataclass(frozen=True)
-class Request:
-    """A problem with its rendered prompt ids and how many tokens it may emit."""
-
-    problem: Problem
-    ids: tuple[int, ...]
-    limit: int
 
 
 @dataclass(frozen=True)
@@ -84,26 +81,28 @@ class Violation:
 class Bench:
     """A run that is ready to start: everything loaded and checked, nothing written yet."""
 
-    def __init__(self, config: RunConfig, plugins: Plugins | None = None) -> None:
+    def __init__(self, config: RunConfig, plugins: Plugins | None = None, parts: Parts | None = None) -> None:
         """Load and check all parts, the cheap ones first.
+
+        Args:
+            parts: what another bench with the same target and drafter has loaded.
 
         Raises:
             UserError: an unknown name, unusable data, parts that do not fit, a prompt longer than the context.
         """
         self.config = config
-        plugins = plugins or load_plugins()
+        self.plugins = plugins = plugins or load_plugins()
         check_options(config)
         policies = create_policies(plugins, (config.baseline, *config.policy))
         predictor: Predictor = plugins.create_predictor(config.predictor)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
-        self.suite: Suite = load_suite(
-            config.suite, data=EMBEDDED if config.data == EMBEDDED else Path(config.data), limit=config.limit
-        )
+        self.suite: Suite = load_suite(config.suite, data=data_of(config), limit=config.limit, revision=config.revision)
         self.scorer = Scorer(self.suite, run_code=config.run_code)
         self.device, dtype = resolve_device(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.loaded, self.head, self.bundle = load_parts(config, self.device, dtype)
+        self.parts = parts or load_parts(config, self.device, dtype)
+        self.loaded, self.head, self.bundle = self.parts
         target = self.loaded.target
         needs = {policy.needs for policy in policies.values()}
         bound: BoundPredictor | None = None
@@ -121,19 +120,20 @@ class Bench:
                 predictor.oracle,
             )
             self.methods.append(Method(label, speculation))
-        self.requests = [self._render(problem) for problem in self.suite.problems]
+        self.requests = [self._render(problem, problem.prompt) for problem in self.suite.problems]
+        check_conversations(self.requests, self.loaded.tokenizer, config.max_new_tokens, target.context)
         self.eos = eos_ids(target.model, self.loaded.tokenizer)
 
-    def _render(self, problem: Problem) -> Request:
-        ids = tuple(self.loaded.tokenizer(problem.prompt)["input_ids"])
-        known = self.loaded.target.geometry.vocab_size
-        if max(ids, default=0) >= known:
-            raise UserError(
-                f"target {self.loaded.name}: its tokenizer gives token {max(ids)} for {problem.id}, but it has "
-                f"embeddings for {known}; expected the tokenizer that belongs to it"
-            )
-        limit = token_limit(len(ids), self.config.max_new_tokens, self.loaded.target.context, problem.id)
-        return Request(problem, ids, limit)
+    def _render(self, problem: Problem, prompt: str, turn: int = 0) -> Request:
+        loaded = self.loaded
+        return render_request(
+            problem, prompt, turn, loaded.tokenizer, loaded.target.geometry, loaded.name, self.config.max_new_tokens
+        )
+
+    def _follow(self, request: Request, answer: str) -> Request | None:
+        """The next turn of a conversation after an answer; None after the last."""
+        prompt = next_prompt(request, answer)
+        return None if prompt is None else self._render(request.problem, prompt, request.turn + 1)
 
     def new_rule(self, request: Request, limit: int | None = None) -> StopRule:
         """A fresh stop rule for a request."""
@@ -142,7 +142,7 @@ class Bench:
 
     def generate(self, request: Request, method: Method, limit: int | None = None) -> Generation:
         """Decode one request by one method."""
-        chooser = TokenChooser(self.sampling, request.problem.id)
+        chooser = TokenChooser(self.sampling, request.id)
         rule = self.new_rule(request, limit)
         if method.speculation is None:
             return decode_ar(self.loaded.target, request.ids, chooser, rule)
@@ -155,7 +155,7 @@ class Bench:
             request.ids,
             ar.tokens,
             other.tokens,
-            TokenChooser(self.sampling, request.problem.id),
+            TokenChooser(self.sampling, request.id),
             lambda: self.new_rule(request),
             self.config.budget,
         )
@@ -175,6 +175,8 @@ class Bench:
             "widened": self.loaded.widened,
             "source": self.suite.source,
             "exemplars": self.suite.exemplars,
+            "data": data_of(self.config),
+            "data_revision": self.suite.revision or None,
             "suite_note": self.suite.note,
             "score_metric": self.scorer.metric,
             "score_why_not": self.scorer.why_not,
@@ -200,35 +202,46 @@ class Bench:
         path = folder / RECORDS
         records = read_records(path) if path.exists() else []
         complete = finished_prompts(records, [method.label for method in self.methods])
-        records = [record for record in records if record.prompt_id in complete]
+        done = {r.problem.id for r in self.requests if all(name in complete for name in turn_ids(r))}
+        kept = {name for r in self.requests if r.problem.id in done for name in turn_ids(r)}
+        records = [record for record in records if record.prompt_id in kept]
         rewrite_records(path, records)
         violations: list[Violation] = []
         note = on_progress or (lambda index, label, record: None)
-        todo = [(i, r) for i, r in enumerate(self.requests) if r.problem.id not in complete]
+        todo = [(i, r) for i, r in enumerate(self.requests) if r.problem.id not in done]
         if todo:
             for method in self.methods:
                 note(todo[0][0], f"warm-up {method.label}", None)
                 self.generate(todo[0][1], method, WARM_UP_TOKENS)
         for index, request in todo:
-            generations: dict[str, Generation] = {}
-            for method in rotated(self.methods, index):
-                note(index, method.label, None)
-                generations[method.label] = self.generate(request, method)
-            ar = generations[AR]
-            fresh = []
-            for method in self.methods:
-                generation = generations[method.label]
-                check = self.check(request, ar, generation) if self._is_checked(index) else None
-                score = self.scorer.score(index, generation.text)
-                fresh.append(record_of(request, method.label, generation, check, score))
-                violations += violations_of(fresh[-1], check)
-                note(index, method.label, fresh[-1])
+            fresh: list[PromptRecord] = []
+            turn: Request | None = request
+            while turn is not None:
+                generations: dict[str, Generation] = {}
+                for method in rotated(self.methods, index + turn.turn):
+                    note(index, method.label, None)
+                    generations[method.label] = self.generate(turn, method)
+                ar = generations[AR]
+                for method in self.methods:
+                    generation = generations[method.label]
+                    check = self.check(turn, ar, generation) if self._is_checked(index) else None
+                    score = self.scorer.score(index, generation.text)
+                    fresh.append(record_of(turn, method.label, generation, check, score))
+                    violations += violations_of(fresh[-1], check)
+                    note(index, method.label, fresh[-1])
+                # All methods go on from AR's answer: it is theirs too, but for numeric ties on other devices.
+                turn = self._follow(turn, ar.text)
             append_records(path, fresh)
             records += fresh
         return records, violations
 
     def _is_checked(self, index: int) -> bool:
         return self.config.check == "all" or (self.config.check == "sample" and index % SAMPLE_EVERY == 0)
+
+
+def data_of(config: RunConfig) -> str:
+    """Where the problems come from: what was asked for, or what goes with the target."""
+    return config.data or (EMBEDDED if config.target is None else HUB)
 
 
 def check_options(config: RunConfig) -> None:
@@ -250,6 +263,10 @@ def check_options(config: RunConfig) -> None:
             f"--draft-steps {config.draft_steps} with --draft-topk {config.draft_topk}: a draft tree of {nodes} "
             f"nodes; expected at most {MOST_NODES}"
         )
+    if config.target is not None:
+        if config.drafter is None:
+            raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
+        check_folder(config.target)
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
     if not config.policy:
@@ -285,15 +302,11 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     return device, DTYPES[config.dtype]
 
 
-def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[LoadedTarget, Eagle3Head, Path | None]:
+def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
     """Target, drafter, and the folder of the embedded model where that is used."""
     bundle = embedded_folder() if config.target is None else None
-    if config.drafter is not None:
-        drafter = Path(config.drafter)
-    elif bundle is not None:
-        drafter = bundle / "drafter"
-    else:
-        raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
+    # A target of one's own without a drafter has been refused.
+    drafter = embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     name = str(bundle / "target") if bundle else str(config.target)
     loaded = load_target(name, dtype=dtype, device=device, widen=widen)
@@ -339,7 +352,7 @@ def record_of(
     differences = check.differences if check else ()
     ties = [difference for difference in differences if difference.is_tie]
     return PromptRecord(
-        prompt_id=request.problem.id,
+        prompt_id=request.id,
         method=label,
         prompt_tokens=len(request.ids),
         tokens=list(generation.tokens),

@@ -110,9 +110,14 @@ def _read_row(line: str, columns: Mapping[str, str], where: str) -> Row:
         raise UserError(f"{where}: not JSON ({error}); expected one JSON object a line") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: {_JSON_NAMES[type(row)]}; expected one JSON object a line")
+    check_row(row, columns, where)
+    return row
+
+
+def check_row(row: Row, columns: Mapping[str, str], where: str) -> None:
+    """Raise `UserError`, beginning with `where`, at the first of `columns` that does not fit."""
     for column, kind in columns.items():
         _check_column(row, column, kind, where)
-    return row
 
 
 def _refuse_constant(name: str) -> NoReturn:

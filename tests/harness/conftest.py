@@ -54,6 +54,7 @@ def bench(command: Callable[..., Ran], checkpoints: Checkpoints, monkeypatch: py
         predictor = () if "--predictor" in arguments else ("--predictor", f"learned:path={checkpoints.learned}")
         limits = () if "--limit" in arguments else ("--limit", 2)
         tokens = () if "--max-new-tokens" in arguments else ("--max-new-tokens", 12)
-        return command("--suite", suite, *parts, *predictor, *limits, *tokens, *arguments)
+        data = () if "--data" in arguments else ("--data", "embedded")
+        return command("--suite", suite, *parts, *predictor, *limits, *tokens, *data, *arguments)
 
     return run

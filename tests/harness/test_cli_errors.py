@@ -115,7 +115,7 @@ def test_a_target_without_a_drafter_is_refused(command: Callable[..., Any], chec
 
 def test_a_folder_that_is_no_checkpoint_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    ran = command("--suite", "gsm8k", "--target", "empty", "--drafter", "empty")
+    ran = command("--suite", "gsm8k", "--data", "embedded", "--target", "empty", "--drafter", "empty")
     assert ran.code == 2
     assert "no config.json" in only_line(ran.err)
 
@@ -127,7 +127,7 @@ def test_a_drafter_of_another_target_is_refused(
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text(json.dumps({**raw, "vocab_size": 999}), encoding="utf-8")
     (tmp_path / "head" / "model.safetensors").write_bytes((checkpoints.drafter / "model.safetensors").read_bytes())
-    ran = command("--suite", "gsm8k", "--target", checkpoints.target, "--drafter", "head")
+    ran = command("--suite", "gsm8k", "--data", "embedded", "--target", checkpoints.target, "--drafter", "head")
     assert ran.code == 2
     assert "vocab_size is 999" in only_line(ran.err)
 

@@ -149,8 +149,11 @@ def test_missing_file_is_refused() -> None:
     assert error_of("embeded") == expected
 
 
-def test_folder_is_refused(tmp_path: Path) -> None:
-    assert error_of(tmp_path).startswith(f"data file {str(tmp_path)!r} is a folder; expected")
+def test_folder_without_data_is_refused(tmp_path: Path) -> None:
+    assert error_of(tmp_path) == (
+        f"data folder {str(tmp_path)!r} holds 0 JSON lines and 0 parquet files; expected one JSON lines file, or "
+        "parquet files alone"
+    )
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])

@@ -46,6 +46,11 @@ def fold_receipt(lines: List[str]) -> Dict[str, int]:
     {'pear': 105}
     """
 ''',
+    "mtbench": """\
+User: Write a short notice for the door of a village library that stays closed for two weeks while its roof is \
+mended.
+
+Assistant:""",
     "mmstar": """\
 The picture shows platform numbers under a glass roof, a large board with times and town names, and people \
 with suitcases looking up at it. Which place does it most likely show?
@@ -57,6 +62,7 @@ BUILT = {
     "aime25": lambda row: row["problem"] + "\nPlease reason step by step, and put your final answer within \\boxed{}.",
     "humaneval": lambda row: row["prompt"],
     "mmstar": lambda row: row["question"],
+    "mtbench": lambda row: f"User: {row['turns'][0]}\n\nAssistant:",
 }
 COLUMNS = {
     "math500": ["problem", "solution", "answer", "subject", "level", "unique_id"],
@@ -89,8 +95,9 @@ def test_every_prompt_is_its_rows_to_the_last_character(suite: str) -> None:
 def test_odd_characters_of_real_files_reach_the_prompt(suite: str, tmp_path: Path) -> None:
     """Form feeds and tabs in a formula, braces that a template could read, leading and trailing blanks."""
     row = sample(suite)[0]
-    column = {"humaneval": "prompt", "mmstar": "question"}.get(suite, "problem")
-    row[column] = " \n\x0crac{1}{2}\tand {{ answer }} {% if x %} \u2028 é\n"
+    column = {"humaneval": "prompt", "mmstar": "question", "mtbench": "turns"}.get(suite, "problem")
+    odd = " \n\x0crac{1}{2}\tand {{ answer }} {% if x %} \u2028 é\n"
+    row[column] = [odd, odd] if column == "turns" else odd
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert load_suite(suite, data=path).problems[0].prompt == BUILT[suite](row)
@@ -108,6 +115,19 @@ def test_the_sample_is_large_enough_and_has_the_data_sets_columns(suite: str) ->
 def test_a_solution_ends_in_its_answer(suite: str) -> None:
     for row in sample(suite):
         assert f"\\boxed{{{row['answer']}}}" in row["solution"]
+
+
+def test_a_conversation_goes_on_with_its_second_question() -> None:
+    problem, row = load_suite("mtbench", limit=1).problems[0], sample("mtbench")[0]
+    assert problem.follow_ups == (f"\n\nUser: {row['turns'][1]}\n\nAssistant:",)
+    assert load_suite("math500", limit=1).problems[0].follow_ups == ()
+
+
+def test_only_some_rows_of_a_conversation_suite_have_references() -> None:
+    rows = sample("mtbench")
+    assert len(rows) >= 24
+    assert all(list(row)[:3] == ["question_id", "category", "turns"] and len(row["turns"]) == 2 for row in rows)
+    assert {row["category"] for row in rows if "reference" in row} == {"reasoning", "math", "coding"}
 
 
 def test_mmstar_is_said_to_be_text() -> None:

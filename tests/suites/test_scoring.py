@@ -23,7 +23,7 @@ def right_text(suite: str, row: dict[str, Any]) -> str:
     return f" After some work, the answer is \\boxed{{{row['answer']}}}."
 
 
-@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.parametrize("name", [name for name in suite_names() if name != "mtbench"])
 def test_the_right_text_scores_one_and_another_rows_or_none_scores_zero(name: str) -> None:
     suite = load_suite(name)
     scorer = Scorer(suite, run_code=True)
@@ -34,6 +34,12 @@ def test_the_right_text_scores_one_and_another_rows_or_none_scores_zero(name: st
         assert scorer.score(index, "") == 0.0
         other = next(r for r in rows if right_text(name, r)[-9:] != right_text(name, rows[index])[-9:])
         assert scorer.score(index, right_text(name, other)) == 0.0
+
+
+def test_a_conversation_has_no_score() -> None:
+    scorer = Scorer(load_suite("mtbench", limit=1))
+    assert scorer.score(0, "text") is None
+    assert (scorer.metric, scorer.why_not) == ("", "the suite has no metric")
 
 
 def test_code_is_not_run_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

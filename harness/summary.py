@@ -1,0 +1,128 @@
+"""Several suites side by side: one line a suite and the average over suites, method by method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ecospec.harness.records import AR
+from ecospec.harness.report import MethodRow, Report, report_json
+from ecospec.harness.report_markdown import markdown_table
+from ecospec.harness.report_text import NONE
+from ecospec.harness.stats import Ratio
+
+AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of one method on one suite; ``mean`` says whether the suites' values can be averaged."""
+
+    label: str
+    value: Callable[[MethodRow], float | None]
+    digits: int = 3
+    percent: bool = False
+
+
+def _ratio(ratio: Ratio | None) -> float | None:
+    return None if ratio is None else ratio.value
+
+
+COLUMNS = (
+    Column("speed-up", lambda row: _ratio(row.speedup)),
+    Column("decode only", lambda row: _ratio(row.decode_speedup)),
+    Column("α", lambda row: row.acceptance_length, 2),
+    Column("E", lambda row: row.active_experts, 2),
+    Column("ρ", lambda row: row.rho),
+    Column("score", lambda row: row.score, 1, percent=True),
+)
+
+
+def summary_lines(reports: Mapping[str, Report], method: str) -> list[list[str]]:
+    """One method's cells: suite, the columns, prompts, verdict; the last line is the mean over the suites.
+
+    A column's mean is over the suites that have a value there, each suite with the same weight.
+    """
+    rows = {suite: _row(report, method) for suite, report in reports.items()}
+    lines = [
+        [suite, *(_cell(c, c.value(row)) for c in COLUMNS), str(reports[suite].prompts), _verdict(row)]
+        for suite, row in rows.items()
+    ]
+    means = []
+    for column in COLUMNS:
+        known = [value for row in rows.values() if (value := column.value(row)) is not None]
+        means.append(_cell(column, fmean(known) if known else None))
+    return [*lines, [AVERAGE, *means, str(sum(report.prompts for report in reports.values())), ""]]
+
+
+def summary_header() -> list[str]:
+    """The headings over `summary_lines`."""
+    return ["suite", *(column.label for column in COLUMNS), "prompts", "lossless"]
+
+
+def summary_methods(reports: Mapping[str, Report]) -> list[str]:
+    """The methods of all suites, plain decoding first."""
+    return [row.label for row in next(iter(reports.values())).rows]
+
+
+def summary_tables(reports: Mapping[str, Report]) -> list[Table]:
+    """A table a method for the terminal; AR's is left to the suites' own reports."""
+    tables = []
+    for method in summary_methods(reports):
+        if method == AR:
+            continue
+        table = Table(title=Text(method), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        for index, label in enumerate(summary_header()):
+            table.add_column(label, justify="right" if 0 < index < len(COLUMNS) + 2 else "left")
+        lines = summary_lines(reports, method)
+        for line in lines:
+            table.add_row(*map(Text, line), end_section=line is lines[-2])
+        tables.append(table)
+    return tables
+
+
+def summary_markdown(reports: Mapping[str, Report]) -> str:
+    """The same as a page."""
+    blocks = ["# ecospec report: several suites"]
+    for method in summary_methods(reports):
+        blocks += [f"## {method}", markdown_table(summary_header(), summary_lines(reports, method))]
+    return "\n\n".join(blocks) + "\n"
+
+
+def summary_json(reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Every suite's report, and the averages by method."""
+    averages = {}
+    for method in summary_methods(reports):
+        found = {}
+        for column in COLUMNS:
+            known = [value for report in reports.values() if (value := column.value(_row(report, method))) is not None]
+            found[column.label] = fmean(known) if known else None
+        averages[method] = found
+    return {"schema": 1, "average": averages, "suites": {name: report_json(r) for name, r in reports.items()}}
+
+
+def _row(report: Report, method: str) -> MethodRow:
+    return next(row for row in report.rows if row.label == method)
+
+
+def _verdict(row: MethodRow) -> str:
+    return "reference" if row.label == AR else row.lossless.verdict
+
+
+def _cell(column: Column, value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value * 100:.{column.digits}f} %" if column.percent else f"{value:.{column.digits}f}"
+
+
+def suites_asked(text: str, known: Sequence[str]) -> list[str]:
+    """The suites of ``--suite``: one, several separated by commas, or ``all``, each once and in that order."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    asked = [each for name in names or [text] for each in (known if name == "all" else [name])]
+    return list(dict.fromkeys(asked))
