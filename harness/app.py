@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, nearest
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
 
@@ -85,14 +85,19 @@ def run_one(config: RunConfig) -> int:
 
 def run_several(config: RunConfig, names: list[str]) -> int:
     """Several suites with one loaded model, each in a folder of its own, and a summary over all."""
-    from ecospec.harness.run_folder import MANIFEST, new_folder, open_parent
+    from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench, data_of
     from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
-    from ecospec.suites import EMBEDDED, HUB
+    from ecospec.suites import EMBEDDED, HUB, suite_names
 
     if data_of(config) not in (EMBEDDED, HUB) or config.revision is not None:
         raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
+    known = suite_names()
+    for name in names:
+        if name not in known:
+            raise UserError(f"no suite {name!r}; {nearest(name, known)}")
     parent = config.output or new_folder("several")
+    check_parent(parent, names, resume=config.resume, named=config.output is not None)
     benches: list[tuple[RunConfig, Bench]] = []
     for name in names:
         folder = parent / name
@@ -100,7 +105,7 @@ def run_several(config: RunConfig, names: list[str]) -> int:
         each = dataclasses.replace(config, suite=name, output=folder, resume=resume)
         first = benches[0][1] if benches else None
         benches.append((each, Bench(each, first.plugins, first.parts) if first else Bench(each)))
-    open_parent(parent, resume=config.resume)
+    open_parent(parent, names)
     outcomes: dict[str, Outcome] = {}
     for each, bench in benches:
         outcome = execute(bench, each, resume_from=parent)
@@ -125,6 +130,8 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
     from ecospec.harness.run_folder import discard_empty, open_folder
 
     folder, manifest = open_folder(config, bench.facts())
+    names = ", ".join(method.label for method in bench.methods)
+    print(f"{config.suite}: {len(bench.requests)} problems by {names}, into {folder}", flush=True)
     try:
         with live_progress(len(bench.requests)) as progress:
             records, violations = bench.run(folder, progress.note)

@@ -84,7 +84,12 @@ def run_options(command: F) -> F:
             "[default: embedded with the embedded target, else hub]",
         ),
         _option("--revision", help="With --data hub: branch, tag or commit of the data set.  [default: the newest]"),
-        _option("--limit", type=int, help="Run at most this many prompts.  [default: all]", show_default=False),
+        _option(
+            "--limit",
+            type=int,
+            help="Run at most this many problems; a conversation is one.  [default: all]",
+            show_default=False,
+        ),
         _option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, help="Most tokens per output."),
         _option("--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."),
         _option("--draft-steps", type=int, default=DEFAULTS.draft_steps, help="Depth of the draft tree."),
@@ -208,7 +213,13 @@ def train_target(**options: Any) -> None:
 @train.command("drafter")
 @_option("--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder.")
 @_option("--own-text", type=int, default=0, help="Windows of the target's own text to train on as well.")
-@_option("--start", default="", help="Head to go on from.", show_default=False)
+@_option(
+    "--start",
+    type=click.Path(),
+    default="",
+    help="Folder of a head to go on from, its vocabulary kept.",
+    show_default=False,
+)
 @train_options(steps=800)
 def train_drafter(**options: Any) -> None:
     """An EAGLE-3 head for a target, by training-time test over three steps."""

@@ -129,7 +129,8 @@ def _blocks(module: Any) -> _Blocks:
     blocks: _Blocks | None = getattr(module, "_ecospec_blocks", None)
     if blocks is None or blocks.source != source:
         inner = down.shape[2]
-        count = max(p for p in range(1, torch.get_num_threads() + 1) if inner % p == 0)
+        most = min(torch.get_num_threads(), os.cpu_count() or 1)  # more threads than cores gain nothing
+        count = max(p for p in range(1, most + 1) if inner % p == 0)
         blocks = _Blocks(
             source,
             tuple(gate_up.detach().transpose(1, 2).unflatten(2, (count, -1)).transpose(1, 2).unbind()),

@@ -25,6 +25,7 @@ import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
 from ecospec.errors import UserError, nearest
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
+from ecospec.policies.spec import one_line
 from ecospec.predictors.contract import Predictor
 
 ENTRY_POINT_GROUP: Final = "ecospec"
@@ -51,9 +52,12 @@ class BrokenPlugin:
     """What a user may type who means it."""
     kind: str = ""
     """"policy" or "predictor"; empty when the plugin as a whole does not load."""
+    part: str = ""
+    """The class that was left out; empty when it was more than one class."""
 
     def __str__(self) -> str:
-        return f"plugin {self.name!r} ({self.provider}) was left out: {self.error}"
+        what = f"{self.part} of plugin" if self.part else "plugin"
+        return f"{what} {self.name!r} ({self.provider}) was left out: {self.error}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,12 @@ class Plugins:
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
-        claimants = [plugin for plugin in self.broken if name in plugin.claims and plugin.kind in ("", registry.kind)]
+        claimants = [
+            plugin
+            for plugin in self.broken
+            if plugin.kind in ("", registry.kind)
+            and (name in plugin.claims or (name == plugin.name and name not in registry))
+        ]
         if claimants:
             raise UserError(
                 f"{registry.kind} {name!r}: {claimants[0]}; mend or uninstall it, "
@@ -110,7 +119,9 @@ def load_plugins() -> Plugins:
         provider = _provider(entry_point)
         try:
             _register(manager, entry_point.load(), entry_point.name)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:  # the user's
+            raise
+        except BaseException as error:
             _leave_out(plugins, entry_point.name, provider, error)
         else:
             providers.append((entry_point.name, provider))
@@ -179,7 +190,9 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
             if not returned and hasattr(plugin, hook):  # pluggy drops a None
                 raise TypeError(f"{hook} returned nothing; expected a list of classes")
             classes = [cls for each in returned for cls in _as_list(hook, each)]
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             _leave_out(plugins, name, provider, error, kind=registry.kind)
             continue
         for cls in classes:
@@ -187,7 +200,8 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
                 _check_needs(cls)
                 registry.register(cls, provider)
             except Exception as error:
-                _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind)
+                part = getattr(cls, "__name__", "a class")
+                _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind, part=part)
 
 
 def _as_list(hook: str, returned: object) -> Iterable[Any]:
@@ -212,12 +226,20 @@ def _names_of(cls: object) -> Iterator[str]:
 
 
 def _leave_out(
-    plugins: Plugins, name: str, provider: str, error: BaseException, claims: Iterable[str] = (), kind: str = ""
+    plugins: Plugins,
+    name: str,
+    provider: str,
+    error: BaseException,
+    claims: Iterable[str] = (),
+    kind: str = "",
+    part: str = "",
 ) -> None:
     if provider == BUILTIN_PROVIDER:
         raise error  # a bug of ours keeps its traceback
-    message = " ".join(str(error).split())
+    message = one_line(error)
     reason = message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
-    broken = BrokenPlugin(name, provider, reason, frozenset(claims) or frozenset({name}), kind)
+    # A class claims the names it gives itself; what does not load at all may have had the plugin's own.
+    claimed = frozenset(claims) or (frozenset[str]() if part else frozenset({name}))
+    broken = BrokenPlugin(name, provider, reason, claimed, kind, part)
     plugins.broken.append(broken)
     logger.warning("%s", broken)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.report import Report
-from ecospec.harness.report_text import NONE, headline, notes, table_lines
+from ecospec.harness.report_text import NONE, Line, headline, notes, table_lines
 
 RUN_KEYS = {
     "suite": "suite",
@@ -44,7 +44,7 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
     suite = manifest.get("suite")
     labels = [row.label for row in report.rows]
     lines = table_lines(report)
-    table = [[line.label.strip(), *(line.cell(row) for row in report.rows)] for line in lines]
+    table = [[name, *(line.cell(row) for row in report.rows)] for name, line in zip(_names(lines), lines, strict=True)]
     spread = [
         [row.label, *(f"{x:.3f}" for x in (found.median, found.low, found.high)), str(found.prompts)]
         for row in report.rows
@@ -68,6 +68,19 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         _bullets(f"**{_escape(line.label)}**: {_escape(line.meaning)}" for line in lines if line.meaning),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _names(lines: Sequence[Line]) -> list[str]:
+    """Labels that can be told apart without their indentation: a line below another takes its name as well."""
+    names: list[str] = []
+    above = ""
+    for line in lines:
+        if line.label.startswith(" "):
+            names.append(f"{above}: {line.label.strip()}")
+        else:
+            above = line.label
+            names.append(above)
+    return names
 
 
 def _bullets(texts: Iterable[str]) -> str:

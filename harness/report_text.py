@@ -20,6 +20,8 @@ FEW_PROMPTS = 20
 """Below this number of prompts, a bootstrap over prompts gives intervals that are too narrow."""
 EMBEDDED = "embedded"
 SCORE_MEANING = "mean over prompts of the suite's own metric; where the output is lossless, all methods have AR's"
+LOW_BANDWIDTH_SHARE = 0.5
+"""Below this share of the copy bandwidth, a pass is said not to be bound by reading weights."""
 OVERHEAD_SHARE = 0.30
 """Above this share of a step outside the target's forward pass, a row is said to measure overhead."""
 
@@ -235,8 +237,8 @@ def _prompt_notes(report: Report) -> Iterator[str]:
 def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
     if 0 < report.prompts < FEW_PROMPTS:
         yield (
-            f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by: "
-            f"from {FEW_PROMPTS} on, an interval says what it should"
+            f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by; "
+            f"intervals over fewer than {FEW_PROMPTS} are too narrow"
         )
     if manifest.get("suite_note"):
         yield str(manifest["suite_note"])
@@ -277,7 +279,7 @@ def _score_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
         if row.score_differs:
             yield f"{row.label}: {row.score_differs} text(s) score otherwise than AR's"
     if any_score(report):
-        yield f"score: {manifest.get('score_metric') or 'by the suite'}, of the text within the most new tokens"
+        yield f"score: {manifest.get('score_metric') or 'by the suite'}, of texts cut at --max-new-tokens"
     elif manifest.get("score_why_not"):
         yield f"score: {manifest['score_why_not']}"
 
@@ -320,6 +322,12 @@ def _ratios(row: MethodRow, baseline: str) -> Iterator[tuple[str, Ratio]]:
 
 
 def _overhead_notes(report: Report) -> Iterator[str]:
+    shares = [row.bandwidth_share for row in report.rows if row.bandwidth_share is not None and row.label != AR]
+    if shares and max(shares) < LOW_BANDWIDTH_SHARE:
+        yield (
+            f"verification reaches {_percent(max(shares))} of the copy bandwidth at most: it is not bound by reading "
+            "weights here, so that fewer experts save less time than where it is"
+        )
     for row in report.rows:
         if row.outside_target is not None and row.outside_target > OVERHEAD_SHARE:
             yield (

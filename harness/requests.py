@@ -76,5 +76,5 @@ def check_conversations(requests: Sequence[Request], tokenizer: Any, max_new_tok
         if follow_ups and needed >= context:
             raise UserError(
                 f"prompt {request.problem.id!r}: its last turn may need {needed} tokens, the target's context is "
-                f"{context}; expected fewer --max-new-tokens"
+                f"{context}; expected fewer --max-new-tokens or a shorter conversation"
             )

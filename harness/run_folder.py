@@ -14,6 +14,8 @@ from ecospec.harness.manifest import write_manifest
 from ecospec.harness.records import PromptRecord, append_records
 
 MANIFEST, RECORDS = "manifest.json", "prompts.jsonl"
+SUITES_FILE = "suites.json"
+"""In the folder of a run of several suites: their names, in order."""
 
 # What a resumed run must share with the run it goes on from.
 RESUME_KEYS = [
@@ -73,16 +75,45 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     return folder, write_manifest(folder, facts)
 
 
-def open_parent(folder: Path, *, resume: bool) -> None:
-    """Make the folder that holds the run folders of several suites.
+def check_parent(folder: Path, names: Sequence[str], *, resume: bool, named: bool) -> None:
+    """Check the folder for the run folders of several suites; nothing is written.
 
     Raises:
-        UserError: it is not empty and is not to be gone on with, or cannot be made.
+        UserError: a new one is not empty; one to go on with holds a run of other suites, or none.
+    """
+    if not resume:
+        try:
+            used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        except OSError as error:
+            raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
+        if used:
+            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+        return
+    if not named:
+        raise UserError("--resume without --output: expected --output with the folder of the run to go on with")
+    try:
+        found = json.loads((folder / SUITES_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--resume: {folder} holds no run of several suites; give its --output folder") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--resume: {folder / SUITES_FILE} is damaged ({error}); start a new run") from error
+    if found != list(names):
+        raise UserError(f"--resume: {folder} was run with the suites {found}, now they are {list(names)}")
+    for name in names:
+        inner = folder / name
+        if inner.exists() and not (inner.is_dir() and (not any(inner.iterdir()) or (inner / MANIFEST).is_file())):
+            raise UserError(f"--resume: {inner} is no run folder; start a new run")
+
+
+def open_parent(folder: Path, names: Sequence[str]) -> None:
+    """Make the folder for the run folders of several suites, and note which they are.
+
+    Raises:
+        UserError: it cannot be made.
     """
     try:
-        if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUITES_FILE).write_text(json.dumps(list(names)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
 

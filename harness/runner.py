@@ -241,7 +241,7 @@ class Bench:
 
 def data_of(config: RunConfig) -> str:
     """Where the problems come from: what was asked for, or what goes with the target."""
-    return config.data or (EMBEDDED if config.target is None else HUB)
+    return config.data if config.data is not None else (EMBEDDED if config.target is None else HUB)
 
 
 def check_options(config: RunConfig) -> None:

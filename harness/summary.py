@@ -47,7 +47,8 @@ COLUMNS = (
 def summary_lines(reports: Mapping[str, Report], method: str) -> list[list[str]]:
     """One method's cells: suite, the columns, prompts, verdict; the last line is the mean over the suites.
 
-    A column's mean is over the suites that have a value there, each suite with the same weight.
+    A column's mean is over the suites that have a value there, each suite with the same weight; "speed-up" is
+    end to end, and α, E and ρ are each suite's own.
     """
     rows = {suite: _row(report, method) for suite, report in reports.items()}
     lines = [
@@ -58,7 +59,7 @@ def summary_lines(reports: Mapping[str, Report], method: str) -> list[list[str]]
     for column in COLUMNS:
         known = [value for row in rows.values() if (value := column.value(row)) is not None]
         means.append(_cell(column, fmean(known) if known else None))
-    return [*lines, [AVERAGE, *means, str(sum(report.prompts for report in reports.values())), ""]]
+    return [*lines, [AVERAGE, *means, "", ""]]
 
 
 def summary_header() -> list[str]:

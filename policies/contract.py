@@ -160,6 +160,7 @@ def run_policy(policy: Policy, request: SelectionRequest) -> IntArray:
     Raises:
         SelectionError: the policy raised (chained), or its selection breaks the contract.
     """
+    asked = (request.tree, request.budget)
     try:
         selection = policy.select(request)
     except KeyboardInterrupt:  # the user's
@@ -173,6 +174,8 @@ def run_policy(policy: Policy, request: SelectionRequest) -> IntArray:
             f"policy {policy.name!r} raised {type(error).__name__} "
             f"({Path(frame.filename).name}, line {frame.lineno}): {one_line(error)}"
         ) from error
+    if (request.tree, request.budget) != asked:
+        raise SelectionError(f"policy {policy.name!r} changed its request; expected it to select and no more")
     return validate_selection(policy.name, request, selection)
 
 

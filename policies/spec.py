@@ -30,7 +30,7 @@ def one_line(error: BaseException) -> str:
     """An error's text on one line of bearable length, also where its own `__str__` fails."""
     try:
         text = " ".join(str(error).split())
-    except Exception:
+    except (Exception, SystemExit):
         text = "an error without a text"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 

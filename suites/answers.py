@@ -13,9 +13,13 @@ from typing import Any
 from ecospec.suites.execution import runs_to_its_end
 
 BOX = "\\boxed"
-_STATED = re.compile(r"answer\s*(?:is|:|=)?\s*\**\s*\(?([A-Z])\b(?!['’])", re.IGNORECASE)
-_FIRST = re.compile(r"^\W*\(?([A-Z])(?:\)|\.|:|,|\s*$)", re.IGNORECASE)
-_ALONE = re.compile(r"(?<![A-Za-z])\(?([B-Z])\)?(?![A-Za-z'’])|\(([A-Z])\)")
+# Options are A to H: a lone I is a pronoun. "A" before an ordinary word is an article.
+_LETTER = r"\(?([B-H]\b|A\b(?!\s{1,4}(?!because|since|as\b|which|and\b|or\b|but\b)[a-z]))(?!['’])"
+_LEAD = r"[\s:=*`\"'$]{0,12}(?:(?:is|option|choice)\b[\s:=*`\"'$]{0,12}){0,3}"
+_BOXED = re.compile(r"\\boxed\{\s{0,4}(?:\\text(?:bf)?\{)?\s{0,4}\(?([A-H])\b")
+_STATED = re.compile(rf"\b(?i:answer){_LEAD}{_LETTER}")
+_FIRST = re.compile(r"^[^\w(]{0,12}\(?([A-Ha-h])(?:[).:,]|\s{0,4}$)")
+_ALONE = re.compile(r"(?<![A-Za-z])([B-H])(?![A-Za-z'’])|\(([A-H])\)")
 
 
 def same_answer(reference: str, text: str) -> bool:
@@ -34,11 +38,12 @@ def same_answer(reference: str, text: str) -> bool:
 
 
 def chosen_letter(text: str) -> str | None:
-    """The option that a text settles on: the last one it calls the answer, the one it begins with, or the
-    last that stands alone; None where there is none."""
-    stated = [match for match in _STATED.findall(text) if match.isupper()]
-    if stated:
-        return str(stated[-1])
+    """The option, A to H, that a text settles on: the last in a box, the last it calls the answer, the one it
+    begins with, or the last that stands alone; None where there is none."""
+    for pattern in (_BOXED, _STATED):
+        found = pattern.findall(text)
+        if found:
+            return str(found[-1])
     first = _FIRST.search(text.strip())
     if first:
         return first[1].upper()

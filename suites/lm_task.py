@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ def load_task(
     name: str,
     *,
     splits: Mapping[str, Sequence[Mapping[str, Any]]],
-    columns: Iterable[str],
+    columns: Mapping[str, str],
 ) -> Any:
     """lm-eval's task `name` of the task file in `folder`, over the rows in `splits`.
 
@@ -40,11 +40,9 @@ def load_task(
     from datasets import Dataset
     from lm_eval.tasks import TaskManager
 
-    kept = list(columns)
-
     def custom_dataset(**_: Any) -> dict[str, Any]:
         return {
-            split: Dataset.from_list([{column: row[column] for column in kept} for row in rows])
+            split: Dataset.from_list([{name: _cell(row[name], kind) for name, kind in columns.items()} for row in rows])
             for split, rows in splits.items()
         }
 
@@ -52,6 +50,11 @@ def load_task(
     # A task named inside a group is the one spec that lets lm-eval lay a setting over a task file.
     group = {"group": "ecospec", "task": [{"task": name, "custom_dataset": custom_dataset}]}
     return manager.load(group)["tasks"][name]
+
+
+def _cell(value: Any, kind: str) -> Any:
+    """A value as its column holds it: a column of numbers holds no mixture of integers and others."""
+    return float(value) if kind == "number" else value
 
 
 def render(task: Any, num_fewshot: int) -> Iterator[Request]:

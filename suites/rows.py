@@ -18,6 +18,8 @@ from ecospec.errors import UserError
 Row = dict[str, Any]
 
 _COLUMNS_SHOWN = 12
+MOST = 2**63
+"""What a table can hold; it also keeps infinities out."""
 
 
 def _is_string(value: object) -> bool:
@@ -25,11 +27,11 @@ def _is_string(value: object) -> bool:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -MOST <= value < MOST
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 
 def _is_strings(value: object) -> bool:
@@ -74,8 +76,10 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> tuple[list[Row], str]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    expected = "expected 'embedded' or the path of a JSON lines file"
+    expected = "expected 'embedded', 'hub', or the path of a JSON lines or parquet file or folder"
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe, or /dev/zero: it may never end
+            raise UserError(f"data file {str(path)!r} is not a regular file; {expected}")
         return path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"no data file {str(path)!r}; {expected}") from None
@@ -135,10 +139,21 @@ def _check_column(row: Row, column: str, kind: str, where: str) -> None:
     value = row[column]
     words, fits = _TYPES[kind]
     if not fits(value):
-        raise UserError(f"{where}: column {column!r} is {_JSON_NAMES[type(value)]}; expected {words}")
+        raise UserError(f"{where}: column {column!r} is {_shown(value, kind)}; expected {words}")
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str):
             _check_text(text, column, where)
+
+
+def _shown(value: object, kind: str) -> str:
+    """What a value is, in words, and what is wrong with one that is nearly of the kind."""
+    name = _JSON_NAMES.get(type(value), f"of type {type(value).__name__}")
+    if kind == "strings" and isinstance(value, list):
+        others = [item for item in value if not isinstance(item, str)]
+        return f"a list that holds {_shown(others[0], '')}" if others else "an empty list"
+    if kind in ("integer", "number") and isinstance(value, int | float) and not abs(value) < MOST:
+        return f"{name} beyond 64 bits or not finite"
+    return name
 
 
 def _check_text(text: str, column: str, where: str) -> None:

@@ -45,6 +45,8 @@ def rows_of_path(path: Path, columns: Mapping[str, str]) -> Rows:
         folder = path.is_dir()
     except (OSError, ValueError):  # no path that could be: reading it says why
         folder = False
+    if not str(path).strip() or str(path) == ".":
+        raise UserError("data '' names no file; expected 'embedded', 'hub', or the path of a file or folder")
     if not folder:
         if path.suffix in PARQUET and path.is_file():
             return _parquet_rows([path], columns, str(path))
@@ -71,26 +73,17 @@ def _parquet_rows(paths: list[Path], columns: Mapping[str, str], source: str) ->
     for path in paths:
         try:
             file = pyarrow.parquet.ParquetFile(path)
-            # Images and other heavy columns are left out, but for what a row is known by.
-            heavy = [field.name for field in file.schema_arrow if _is_heavy(field.type) and field.name not in columns]
-            kept = [name for name in file.schema_arrow.names if name not in heavy]
-            table = file.read(columns=kept)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            # The suite's columns only: the others may be images, or of types that are no JSON.
+            table = file.read(columns=[name for name in file.schema_arrow.names if name in columns])
+            found = table.to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
             raise UserError(f"data file {str(path)!r}: not readable as parquet ({_first_line(error)})") from None
-        for number, row in enumerate(table.to_pylist()):
+        for number, row in enumerate(found):
             check_row(row, columns, f"data file {str(path)!r}, row {number}")
-            rows.append(row)
+        rows += found
     if not rows:
         raise UserError(f"data {source!r} has no rows")
     return Rows(rows, source, rows_hash(rows))
-
-
-def _is_heavy(kind: Any) -> bool:
-    import pyarrow
-
-    types = pyarrow.types
-    nested = [kind.field(i).type for i in range(kind.num_fields)] if types.is_struct(kind) else [kind]
-    return any(types.is_binary(each) or types.is_large_binary(each) for each in nested)
 
 
 def rows_of_hub(task: Mapping[str, Any], columns: Mapping[str, str], revision: str | None) -> Rows:

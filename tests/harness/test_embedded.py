@@ -67,7 +67,9 @@ def test_the_main_job_runs_and_drafts_are_accepted(command: Callable[..., Any], 
         "--suite", "gsm8k", "--policy", policies, "--limit", 2, "--max-new-tokens", 48, "--widen", 1, "--output", "out"
     )
     assert ran.code == 0, ran.err
-    assert "embedded sample" in ran.out.splitlines()[0]
+    began, first = ran.out.splitlines()[:2]
+    assert began == "gsm8k: 2 problems by AR, confidence, global-cost, marginal-cost, oracle, into out"
+    assert "embedded sample" in first
     rows = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["rows"]
     by_label = {row["label"]: row for row in rows}
     assert by_label["AR"]["acceptance_length"] == 1

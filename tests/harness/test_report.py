@@ -413,7 +413,7 @@ def test_the_score_stands_in_the_table_and_a_text_that_scores_otherwise_is_named
     report = summary(found)
     assert row(report, AR).score == row(report, "marginal").score == pytest.approx(2 / 3)
     assert "66.7 %" in printed(report, manifest)
-    assert "score: exact_match, of the text within the most new tokens" in notes(report, manifest)
+    assert "score: exact_match, of texts cut at --max-new-tokens" in notes(report, manifest)
     other = [replace(r, score=1.0) if r.method == "marginal" else r for r in found]
     assert "marginal: 1 text(s) score otherwise than AR's" in notes(summary(other), manifest)
 

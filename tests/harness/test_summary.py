@@ -72,7 +72,7 @@ def test_every_suite_weighs_the_same_in_the_average() -> None:
     assert lines == [
         ["x", "1.857", "2.000", "3.00", "5.00", "0.667", "100.0 %", "2", "exact"],
         ["y", "1.000", "1.000", "2.00", "6.00", "0.500", "0.0 %", "2", "exact"],
-        ["average", "1.429", "1.500", "2.50", "5.50", "0.583", "50.0 %", "4", ""],
+        ["average", "1.429", "1.500", "2.50", "5.50", "0.583", "50.0 %", "", ""],
     ]
 
 
@@ -92,7 +92,8 @@ def test_several_suites_run_with_one_model_into_one_folder(bench: Callable[..., 
     arguments = ("--policy", "marginal", "--limit", 1, "--output", "out")
     ran = bench(*arguments, suite="amc,mtbench")
     assert ran.code == 0, ran.err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"amc", "mtbench", "summary.json", "summary.md"}
+    names = {"amc", "mtbench", "suites.json", "summary.json", "summary.md"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert list(summary["suites"]) == ["amc", "mtbench"]
     assert summary["suites"]["mtbench"]["prompts"] == 2
@@ -110,6 +111,28 @@ def test_several_suites_run_with_one_model_into_one_folder(bench: Callable[..., 
     again = bench(*arguments, "--resume", suite="amc,mtbench")
     assert again.code == 0, again.err
     assert (tmp_path / "out" / "amc" / "prompts.jsonl").read_text(encoding="utf-8") == before
+
+
+def test_a_run_of_several_is_gone_on_with_only_as_what_it_was(bench: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    for arguments, said in (
+        (("--resume",), "--resume without --output"),
+        (("--resume", "--output", "nowhere"), "nowhere holds no run of several suites"),
+        (("--resume", "--output", "other"), "other holds no run of several suites"),
+        (("--output", "other"), "not an empty folder"),
+    ):
+        ran = bench(*arguments, suite="amc,math500")
+        assert ran.code == 2
+        assert said in ran.err
+    (tmp_path / "other" / "suites.json").write_text('["amc", "math500"]')
+    ran = bench("--resume", "--output", "other", suite="amc,aime25")
+    assert "was run with the suites ['amc', 'math500'], now they are ['amc', 'aime25']" in ran.err
+    (tmp_path / "other" / "math500").mkdir()
+    (tmp_path / "other" / "math500" / "file").write_text("x")
+    ran = bench("--resume", "--output", "other", suite="amc,math500")
+    assert "math500 is no run folder; start a new run" in ran.err
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["file", "math500", "suites.json"]
 
 
 def test_a_mistake_in_one_of_several_suites_writes_nothing(bench: Callable[..., Any], tmp_path: Path) -> None:

@@ -114,6 +114,17 @@ def test_whatever_a_policy_raises_is_its_error(kind: type[BaseException]) -> Non
         run_policy(Scripted(leave), REQUEST)
 
 
+def test_a_policy_cannot_lift_its_own_budget() -> None:
+    request = SelectionRequest(REQUEST.tree, budget=2)
+
+    def lift() -> list[int]:
+        object.__setattr__(request, "budget", 99)
+        return [0, 1, 2]
+
+    with pytest.raises(SelectionError, match="policy 'scripted' changed its request"):
+        run_policy(Scripted(lift), request)
+
+
 class Unreadable(list[int]):
     """A sequence that is there until it is read."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,12 @@ BROKEN = {
         "PluginValidationError: unknown hook 'ecospec_policy'",
     ),
     "leaves": ("import sys\nsys.exit(0)", "", "SystemExit: 0"),
+    "base exception": ("raise BaseException('odd')", "", "BaseException: odd"),
+    "speechless": (
+        "class E(Exception):\n    def __str__(self):\n        raise SystemExit(0)\nraise E",
+        "",
+        "E: an error without a text",
+    ),
     "leaves in the hook": (
         "from ecospec.policies import hookimpl\n\n@hookimpl\ndef ecospec_policies():\n    raise SystemExit('no')\n",
         "",
@@ -167,7 +174,7 @@ def test_a_broken_plugin_is_named_once_and_left_out(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     message = record.getMessage()
-    assert message.startswith("plugin 'a-broken' (a-broken-dist 1.0) was left out: ")
+    assert re.match(r"([\w ]+ of )?plugin 'a-broken' \(a-broken-dist 1\.0\) was left out: ", message)
     assert "\n" not in message
 
     for unaffected in ("fine-policy", "confidence"):
@@ -188,7 +195,9 @@ def test_a_plugin_cannot_take_a_built_in_name(
     assert "of thief-dist 1.0 is already taken by ecospec" in plugins.broken[0].error
     assert len(caplog.records) == 1
     # Which of the two did the user mean? Running either in silence could report the wrong numbers.
-    with pytest.raises(UserError, match=f"policy '{name}': plugin 'thief'.*leave it out of ECOSPEC_PLUGINS"):
+    with pytest.raises(
+        UserError, match=f"policy '{name}': RootOnly of plugin 'thief'.*leave it out of ECOSPEC_PLUGINS"
+    ):
         plugins.create_policy(name)
     assert plugins.create_policy("global-cost").name == "global-cost"
 
@@ -208,6 +217,14 @@ def test_one_bad_class_does_not_take_the_good_ones_with_it(install: Install) -> 
     plugins = load_plugins()
     assert plugins.policies.names()[4:] == ["good"]
     assert len(plugins.broken) == 1
+    assert str(plugins.broken[0]).startswith("int of plugin 'mixed' (mixed-dist 1.0) was left out: ")
+    assert plugins.create_policy("good").name == "good"
+
+
+def test_a_bad_class_does_not_block_a_good_one_of_the_plugins_name(install: Install) -> None:
+    install("good", fine("good").replace("[RootOnly]", "[type('Nameless', (RootOnly,), {}), RootOnly]"))
+    plugins = load_plugins()
+    assert "Nameless has no name of its own" in plugins.broken[0].error
     assert plugins.create_policy("good").name == "good"
 
 
@@ -238,6 +255,6 @@ def test_predictors_come_through_the_same_door(install: Install) -> None:
 def test_a_refused_predictor_does_not_stand_in_the_way_of_a_policy_of_that_name(install: Install) -> None:
     install("thief", PREDICTOR.format(name="oracle"))
     plugins = load_plugins()
-    with pytest.raises(UserError, match="predictor 'oracle': plugin 'thief'"):
+    with pytest.raises(UserError, match=r"predictor 'oracle': .* of plugin 'thief'"):
         plugins.create_predictor("oracle")
     assert plugins.create_policy("oracle").name == "oracle"

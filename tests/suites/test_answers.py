@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_every_worked_solution_of_the_sample_is_right_and_no_other_ones() -> Non
     assert not any(same_answer(row["answer"], other) for row, other in pairs)
 
 
+def test_no_text_takes_long() -> None:
+    began = time.perf_counter()
+    for text in ("answer" + " " * 100_000 + "#", "answer is " * 20_000, "(" * 100_000, "\\boxed{" * 20_000):
+        chosen_letter(text)
+    assert time.perf_counter() - began < 5
+
+
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
@@ -73,6 +81,15 @@ def test_every_worked_solution_of_the_sample_is_right_and_no_other_ones() -> Non
         ("First I thought the answer is A, but the answer is D", "D"),
         ("A railway station is what it shows, so I choose C", "C"),
         ("A railway station.", None),
+        ("The answer is: A", "A"),
+        ("The answer is option A.", "A"),
+        ("The answer is A railway station, so C", "C"),
+        ("The answer is A because it moves.", "A"),
+        ("\\boxed{A}", "A"),
+        ("The answer is \\boxed{\\text{B}}, not A.", "B"),
+        ("Final answer: `A`", "A"),
+        ("So I choose C, I guess.", "C"),
+        ("answer is the last of these", None),
         ("I'd say it's a jar", None),
         ("", None),
         ("42", None),

@@ -28,6 +28,12 @@ from ecospec.suites.execution import runs_to_its_end
         ("def f():\n    f()\nf()", False),
         ("input()", False),
         ("x = '\\ud800'", True),
+        ("import os\nos.write(1, b'hello')\nos.system('echo hello')", True),
+        ("import pickle\nclass A: pass\nassert pickle.loads(pickle.dumps(A()))", True),
+        ("import os\nos.fork()", True),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", True),
+        ("import sys, os\nos.write(1, sys.orig_argv[-1].encode())\nos._exit(0)", False),
+        ("import os\nos.write(1, open('/proc/self/cmdline', 'rb').read().split(b'\\0')[-2])\nos._exit(0)", False),
         ("", True),
     ],
 )

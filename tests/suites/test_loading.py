@@ -145,7 +145,9 @@ def test_limit_below_one_is_refused(limit: int) -> None:
 
 
 def test_missing_file_is_refused() -> None:
-    expected = "no data file 'embeded'; expected 'embedded' or the path of a JSON lines file"
+    expected = (
+        "no data file 'embeded'; expected 'embedded', 'hub', or the path of a JSON lines or parquet file or folder"
+    )
     assert error_of("embeded") == expected
 
 

@@ -32,8 +32,8 @@ def test_value_of_its_type_is_read(tmp_path: Path, kind: str, value: object) -> 
         ("number", "3", "is a string; expected a number"),
         ("number", False, "is true or false; expected a number"),
         ("strings", "a", "is a string; expected a list of strings"),
-        ("strings", [], "is a list; expected a list of strings"),
-        ("strings", ["a", 1], "is a list; expected a list of strings"),
+        ("strings", [], "is an empty list; expected a list of strings"),
+        ("strings", ["a", 1], "is a list that holds a number; expected a list of strings"),
         ("strings", ["a", ""], "is empty; expected text"),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,10 +57,56 @@ def test_a_folder_of_shards_is_read_in_order(tmp_path: Path) -> None:
         rows_of_path(tmp_path / "none", COLUMNS)
 
 
-def test_images_are_left_in_the_file(tmp_path: Path) -> None:
-    rows = [{**row, "image": {"bytes": b"\x89PNG", "path": "0.png"}, "thumb": b"x", "meta": {"a": 1}} for row in ROWS]
-    found = rows_of_path(write_parquet(tmp_path / "a.parquet", rows), COLUMNS)
-    assert [sorted(row) for row in found.rows] == [["answer", "meta", "question"]] * 2
+def test_other_columns_are_left_in_the_file(tmp_path: Path) -> None:
+    """Images, and types that are no JSON or cannot be read at all."""
+    rows = [{**row, "image": {"bytes": b"\x89PNG", "path": "0.png"}, "when": datetime(2026, 1, 1)} for row in ROWS]
+    assert rows_of_path(write_parquet(tmp_path / "a.parquet", rows), COLUMNS).rows == ROWS
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1), date(2026, 1, 1), Decimal("1.5"), b"bytes", 5, ["a"]])
+def test_a_column_of_another_type_is_one_line(tmp_path: Path, value: Any) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [{"question": value, "answer": "So"}])
+    with pytest.raises(UserError, match=r"row 0: column 'question' is .*; expected a string"):
+        rows_of_path(path, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("suite", "line", "said"),
+    [
+        (
+            "aime25",
+            '{"problem": "x", "answer": 1' + "0" * 30 + "}",
+            "a number beyond 64 bits or not finite; expected a whole number",
+        ),
+        (
+            "amc",
+            '{"problem": "x", "answer": 1' + "0" * 4000 + "}",
+            "a number beyond 64 bits or not finite; expected a number",
+        ),
+        ("amc", '{"problem": "x", "answer": 1e400}', "a number beyond 64 bits or not finite; expected a number"),
+        ("mtbench", '{"category": "x", "turns": []}', "an empty list; expected a list of strings"),
+        ("mtbench", '{"category": "x", "turns": ["Hi", 3]}', "a list that holds a number; expected a list of"),
+    ],
+)
+def test_numbers_and_lists_that_no_table_holds_are_one_line(tmp_path: Path, suite: str, line: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load_suite(suite, data=tmp_path / "a.jsonl")
+    assert said in str(caught.value)
+
+
+def test_whole_and_broken_numbers_share_a_column(tmp_path: Path) -> None:
+    rows = [{"problem": "x", "answer": 2**60 + 1}, {"problem": "y", "answer": 1.5}]
+    assert len(load_suite("amc", data=write_jsonl(tmp_path / "a.jsonl", rows)).problems) == 2
+
+
+def test_what_may_never_end_or_has_no_name_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="is not a regular file"):
+            load_suite("gsm8k", data=path)
+    with pytest.raises(UserError, match="data '' names no file"):
+        load_suite("gsm8k", data="")
 
 
 def test_parquet_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
