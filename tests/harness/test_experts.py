@@ -42,6 +42,27 @@ def test_reading_each_expert_once_equals_the_eager_loop(family: str, tokens: int
         )
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 64])
+def test_any_number_of_blocks_equals_the_eager_loop(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product is one block a thread, of as many as divide the inner size and as there are cores."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    experts = experts_of("qwen3_moe")
+    states, index, weights = routed(5, seed=threads)
+    expected = experts(states, index, weights)
+    torch.testing.assert_close(union_experts_forward(experts, states, index, weights), expected, atol=1e-5, rtol=1e-4)
+    inner = experts.down_proj.shape[2]
+    assert experts._ecospec_blocks.count == max(p for p in range(1, min(threads, 4) + 1) if inner % p == 0)
+
+
+def test_weights_that_are_replaced_are_seen() -> None:
+    experts = experts_of("qwen3_moe")
+    states, index, weights = routed(3, seed=0)
+    before = union_experts_forward(experts, states, index, weights)
+    experts.down_proj = torch.nn.Parameter(experts.down_proj.detach().clone() * 2)
+    torch.testing.assert_close(union_experts_forward(experts, states, index, weights), before * 2)
+
+
 def test_tokens_that_share_all_their_experts_equal_the_eager_loop() -> None:
     experts = experts_of("qwen3_moe")
     states, _, weights = routed(6, seed=0)
