@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
 
@@ -52,24 +52,26 @@ def quieten() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to."""
+    """What a finished run came to. ``gated``: numeric ties do not excuse a difference (float32 on a CPU)."""
 
     report: Report
     folder: Path
+    records: list[PromptRecord]
+    gated: bool
     code: int
 
 
-def run_command(config: RunConfig) -> int:
-    """Run the bench over one suite or several; returns the exit code."""
+def run_command(config: RunConfig, batch_sizes: Sequence[int] = (1,)) -> int:
+    """Run the bench over one suite or several, at one batch size or several; returns the exit code."""
     quieten()
-    from ecospec.harness.summary import suites_asked
+    from ecospec.harness.several import planned, suites_asked
     from ecospec.suites import SUITES, suite_names
 
     names = suites_asked(config.suite, [name for name in SUITES if name in suite_names()])
     with as_user_errors(config):
-        if len(names) == 1:
+        if len(names) == len(batch_sizes) == 1:
             return run_one(dataclasses.replace(config, suite=names[0]))
-        return run_several(config, names)
+        return run_several(config, planned(config, names, batch_sizes))
 
 
 def run_one(config: RunConfig) -> int:
@@ -83,43 +85,47 @@ def run_one(config: RunConfig) -> int:
     return outcome.code
 
 
-def run_several(config: RunConfig, names: list[str]) -> int:
-    """Several suites with one loaded model, each in a folder of its own, and a summary over all."""
+def run_several(config: RunConfig, runs: dict[str, RunConfig]) -> int:
+    """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
     from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
-    from ecospec.harness.runner import Bench, data_of
+    from ecospec.harness.runner import Bench
+    from ecospec.harness.several import different_outputs, sizes_of
     from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
-    from ecospec.suites import EMBEDDED, HUB, suite_names
 
-    if data_of(config) not in (EMBEDDED, HUB) or config.revision is not None:
-        raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
-    known = suite_names()
-    for name in names:
-        if name not in known:
-            raise UserError(f"no suite {name!r}; {nearest(name, known)}")
     parent = config.output or new_folder("several")
-    check_parent(parent, names, resume=config.resume, named=config.output is not None)
-    benches: list[tuple[RunConfig, Bench]] = []
-    for name in names:
+    check_parent(parent, list(runs), resume=config.resume, named=config.output is not None)
+    benches: dict[str, tuple[RunConfig, Bench]] = {}
+    first: Bench | None = None
+    for name, run in runs.items():
         folder = parent / name
         resume = config.resume and (folder / MANIFEST).is_file()
-        each = dataclasses.replace(config, suite=name, output=folder, resume=resume)
-        first = benches[0][1] if benches else None
-        benches.append((each, Bench(each, first.plugins, first.parts) if first else Bench(each)))
-    open_parent(parent, names)
+        each = dataclasses.replace(run, output=folder, resume=resume)
+        bench = Bench(each, first.plugins, first.parts) if first else Bench(each)
+        first = first or bench
+        benches[name] = (each, bench)
+    open_parent(parent, list(runs))
     outcomes: dict[str, Outcome] = {}
-    for each, bench in benches:
+    for name, (each, bench) in benches.items():
         outcome = execute(bench, each, resume_from=parent)
         if outcome is None:
             return EXIT_INTERRUPTED
-        outcomes[each.suite] = outcome
+        outcomes[name] = outcome
     reports = {name: outcome.report for name, outcome in outcomes.items()}
-    (parent / "summary.json").write_text(json.dumps(summary_json(reports), indent=1) + "\n", encoding="utf-8")
-    (parent / "summary.md").write_text(summary_markdown(reports), encoding="utf-8")
+    average = len(sizes_of(runs)) == 1  # over suites; over batch sizes it means nothing
+    (parent / "summary.json").write_text(json.dumps(summary_json(reports, average), indent=1) + "\n", encoding="utf-8")
+    (parent / "summary.md").write_text(summary_markdown(reports, average), encoding="utf-8")
     console = Console(width=console_width())
-    for table in summary_tables(reports):
+    for table in summary_tables(reports, average):
         console.print(table)
+    code = max(outcome.code for outcome in outcomes.values())
+    if not average:
+        different = different_outputs(runs, {name: outcome.records for name, outcome in outcomes.items()})
+        sizes = ", ".join(map(str, sizes_of(runs)))
+        said = f"differ for {', '.join(different)}" if different else "are the same tokens"
+        console.print(f"outputs at batch sizes {sizes} {said}", soft_wrap=True, markup=False, highlight=False)
+        code = max(code, EXIT_VIOLATED if different and all(outcome.gated for outcome in outcomes.values()) else 0)
     console.print(f"run folder: {parent}", soft_wrap=True, markup=False, highlight=False)
-    return max(outcome.code for outcome in outcomes.values())
+    return code
 
 
 def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None) -> Outcome | None:
@@ -131,7 +137,8 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
 
     folder, manifest = open_folder(config, bench.facts())
     names = ", ".join(method.label for method in bench.methods)
-    print(f"{config.suite}: {len(bench.requests)} problems by {names}, into {folder}", flush=True)
+    together = f" in batches of {config.batch_size}" if config.batch_size > 1 else ""
+    print(f"{bench.suite.name}: {len(bench.requests)} problems{together} by {names}, into {folder}", flush=True)
     try:
         with live_progress(len(bench.requests)) as progress:
             records, violations = bench.run(folder, progress.note)
@@ -162,8 +169,8 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
     print_report(report, manifest, Console())
     for violation in violations:
         print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
-    code = exit_code(records, gated=manifest["dtype"] == "float32" and manifest["device"] == "cpu")
-    return Outcome(report, folder, code)
+    gated = manifest["dtype"] == "float32" and manifest["device"] == "cpu"
+    return Outcome(report, folder, records, gated, exit_code(records, gated=gated))
 
 
 @contextmanager

@@ -21,6 +21,8 @@ EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+LISTS = ("policy", "suite", "batch_size")
+"""Options that take several values."""
 DEFAULTS = RunConfig(suite="", policy=())
 
 
@@ -49,19 +51,32 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
         if name not in known:
             shown = (k.replace("_", "-") for k in known if k)
             raise UserError(f"--config {value}: unknown key {key!r}; {nearest(str(key), shown)}")
-        entries = entry if name == "policy" and isinstance(entry, list) else [entry]
+        entries = entry if name in LISTS and isinstance(entry, list) else [entry]
         for each in entries:
             if not isinstance(each, str | int | float):
                 kind = "empty" if each is None else f"a {type(each).__name__}"
                 raise UserError(f"--config {value}: {key} is {kind}, expected one value")
         # As text, so that an option converts it, or refuses it, exactly as from the command line.
-        values[name] = [str(each) for each in entries] if name == "policy" else str(entry)
+        texts = [str(each) for each in entries]
+        values[name] = texts if name == "policy" else ",".join(texts)
     ctx.default_map = values
     return value
 
 
 def _option(*names: str, **kwargs: Any) -> Callable[[F], F]:
     return click.option(*names, show_default=kwargs.pop("show_default", True), **kwargs)
+
+
+def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Sizes separated by commas, each once; what is no integer is refused here, what is below 1 by the run."""
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        sizes = [int(part) for part in parts]
+    except ValueError:
+        sizes = []
+    if not sizes:
+        raise UserError(f"--batch-size {value}: expected an integer, or several separated by commas, such as 1,2,4")
+    return tuple(dict.fromkeys(sizes))
 
 
 def run_options(command: F) -> F:
@@ -94,6 +109,19 @@ def run_options(command: F) -> F:
         _option("--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."),
         _option("--draft-steps", type=int, default=DEFAULTS.draft_steps, help="Depth of the draft tree."),
         _option("--draft-topk", type=int, default=DEFAULTS.draft_topk, help="Children per expanded node."),
+        _option(
+            "--batch-size",
+            default=str(DEFAULTS.batch_size),
+            callback=_batch_sizes,
+            help="Prompts decoded together; several sizes separated by commas are run one after another.",
+        ),
+        _option(
+            "--chat-template",
+            default=DEFAULTS.chat_template,
+            help="auto, on or off: prompts as messages, by the target's chat template; auto is on where it has one.",
+        ),
+        _option("--thinking", default=DEFAULTS.thinking, help="auto, on or off, where the chat template can do both."),
+        _option("--system-prompt", help="System message in front of every prompt of a chat model."),
         _option("--temperature", type=float, default=DEFAULTS.temperature, help="0 is greedy."),
         _option("--top-p", type=float, default=DEFAULTS.top_p, help="Nucleus sampling; 1 is off."),
         _option("--top-k", type=int, default=DEFAULTS.top_k, help="Top-k sampling; 0 is off."),
@@ -144,6 +172,8 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     \b
       ecospec-bench --suite gsm8k --policy marginal
       ecospec-bench --suite gsm8k --policy marginal:epsilon=0.5 --policy oracle --budget 5
+      ecospec-bench --suite all --policy marginal
+      ecospec-bench --suite gsm8k --policy marginal --batch-size 1,2,4,8
       ecospec-bench plugins
     """
     if ctx.invoked_subcommand is not None:
@@ -157,7 +187,9 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
         raise UserError(f"no --suite given; known: {', '.join(suite_names())}")
     from ecospec.harness.app import run_command
 
-    ctx.exit(run_command(RunConfig(**{**options, "policy": _policies(options["policy"])})))
+    sizes: tuple[int, ...] = options["batch_size"]
+    changed = {"policy": _policies(options["policy"]), "batch_size": sizes[0]}
+    ctx.exit(run_command(RunConfig(**{**options, **changed}), sizes))
 
 
 def _policies(given: tuple[Any, ...]) -> tuple[str, ...]:

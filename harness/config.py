@@ -20,7 +20,11 @@ class RunConfig:
         data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
             ``embedded`` with the embedded target, else ``hub``.
         revision: of the data set on the hub; None for the newest.
+        chat_template: on, off, or auto for on where the target's tokenizer has one.
+        thinking: on, off, or auto for what the chat template does by itself.
+        system_prompt: for a chat model; None for none.
         limit: at most so many prompts; None for all.
+        batch_size: prompts decoded together; consecutive ones.
         widen: widening factor of the routed experts; None for what the embedded model asks for, else 1.
         device, dtype: ``auto`` means CUDA and bfloat16 where there is a GPU, else CPU and float32; the
             embedded model is always float32.
@@ -36,11 +40,15 @@ class RunConfig:
     drafter: str | None = None
     data: str | None = None
     revision: str | None = None
+    chat_template: str = "auto"
+    thinking: str = "auto"
+    system_prompt: str | None = None
     limit: int | None = None
     max_new_tokens: int = 128
     budget: int = 4
     draft_steps: int = 3
     draft_topk: int = 2
+    batch_size: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0

@@ -1,6 +1,8 @@
 """The decoding loops: plain autoregressive, and speculative in one straight line.
 
 draft → predict experts → select → verify → accept → commit
+
+Both decode a batch of requests, often of one. A request leaves the batch when its output is complete.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +18,28 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
-from ecospec.harness.drafting import DrafterSession
+from ecospec.harness.drafting import DrafterBatch
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.stopping import StopRule
-from ecospec.harness.target import Pass, Target, TargetSession
+from ecospec.harness.target import Target, TargetSession
+from ecospec.harness.target_batch import TargetBatch
 from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
 from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy, SelectionRequest, run_policy
 from ecospec.policies.experts import count_pairs
-from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing
+from ecospec.predictors.contract import BoundPredictor, PredictorBatch, Routing
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One verification (or AR) step.
+    """One verification (or AR) step, as one request of the batch saw it.
 
     Attributes:
-        emitted: tokens emitted: accepted draft tokens + 1, less what a stop cut off.
-        selected: tokens verified, root included.
-        expert_pairs: unique (layer, expert) pairs the pass read.
-        seconds: time per phase.
+        emitted: tokens that the request emitted: accepted draft tokens + 1, less what a stop cut off.
+        selected: tokens of it that were verified, root included.
+        expert_pairs: unique (layer, expert) pairs that the pass read for the whole batch.
+        seconds: time per phase, of the whole batch.
         predicted_overlap: mean share of the true experts of the selected nodes that were predicted, or None.
+        rows: requests in the batch.
     """
 
     emitted: int
@@ -42,11 +47,37 @@ class StepRecord:
     expert_pairs: int
     seconds: dict[str, float]
     predicted_overlap: float | None = None
+    rows: int = 1
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One request to decode.
+
+    Attributes:
+        prompt: token ids.
+        chooser, rule: fresh ones of this request; the rule takes its tokens.
+        forced: tokens that come first, whatever the target would choose; plain decoding only.
+    """
+
+    prompt: Sequence[int]
+    chooser: TokenChooser
+    rule: StopRule
+    forced: Sequence[int] = ()
+
+    def choose(self, logits: Tensor) -> int:
+        """The next token, given logits [V]."""
+        at = len(self.rule.tokens)
+        return self.forced[at] if at < len(self.forced) else self.chooser.choose(logits, at)
 
 
 @dataclass
 class Generation:
-    """One request's output and what it cost. ``prefill_seconds`` is up to the first emitted token."""
+    """One request's output and what it cost.
+
+    ``prefill_seconds`` is up to the first emitted token, ``decode_seconds`` from there. What was done for a batch
+    at once counts in equal shares for the requests that were in it, so that shares add up to the time it took.
+    """
 
     tokens: list[int]
     text: str
@@ -93,19 +124,25 @@ def unique_pairs(routing: Tensor, experts: int) -> int:
 
 
 def accept(
-    tree: DraftTree, nodes: npt.NDArray[np.int64], logits: Tensor, chooser: TokenChooser, position: int
+    tree: DraftTree,
+    nodes: npt.NDArray[np.int64],
+    logits: Tensor,
+    chooser: TokenChooser,
+    position: int,
+    greedy: Sequence[int] | None = None,
 ) -> tuple[list[int], int]:
     """Walk the selected part of the tree along the target's own choices.
 
     Args:
         nodes: selected nodes, ascending, root first; row i of ``logits`` [n, V] belongs to ``nodes[i]``.
         position: output position that follows the root.
+        greedy: the chooser's greedy choices for all rows, where they are known already.
 
     Returns:
         The accepted rows (root first), and the target's choice after the last of them: the next bonus token.
     """
     row_of = {int(node): row for row, node in enumerate(nodes)}
-    greedy = chooser.choose_greedy(logits)
+    greedy = chooser.choose_greedy(logits) if greedy is None else greedy
     node, rows = 0, [0]
     while True:
         row = rows[-1]
@@ -127,95 +164,165 @@ def decode_ar(
     *,
     forced: Sequence[int] = (),
 ) -> Generation:
-    """Plain decoding: one token, one pass. ``forced`` tokens come first, whatever the target would choose."""
+    """Plain decoding of one request: one token, one pass. ``forced`` is as in `Stream`."""
+    return decode_ar_batch(target, [Stream(prompt, chooser, rule, forced)])[0]
+
+
+def decode_ar_batch(target: Target, streams: Sequence[Stream]) -> list[Generation]:
+    """Plain decoding: one token of every request, one pass."""
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
-    session = target.new_session(len(prompt) + rule.limit)
-    logits = session.prefill(prompt).logits[-1]
-    token = forced[0] if forced else chooser.choose(logits, 0)
-    rule.take([token])
-    prefill_seconds = time.perf_counter() - began
-    began = time.perf_counter()
-    steps = []
-    uncounted = 0.0
-    while rule.remaining > 0:
+    session = TargetBatch(target, [len(stream.prompt) + stream.rule.limit for stream in streams])
+    for each, stream in zip(session.sessions, streams, strict=True):
+        stream.rule.take([stream.choose(each.prefill(stream.prompt).logits[-1])])
+    generations = _begun(streams, time.perf_counter() - began)
+    going = list(range(len(streams)))
+    _leave(going, streams, session)
+    while going:
+        began = time.perf_counter()
         watch.start()
-        step = session.decode(token)
+        step = session.decode([streams[i].rule.tokens[-1] for i in going])
         watch.mark("verify")
-        at = len(rule.tokens)
-        token = forced[at] if at < len(forced) else chooser.choose(step.logits[0], at)
-        rule.take([token])
+        greedy = streams[0].chooser.choose_greedy(step.whole.logits)
+        for row, i in enumerate(going):
+            stream = streams[i]
+            forced = len(stream.rule.tokens) < len(stream.forced)
+            token = stream.choose(step.whole.logits[row]) if greedy is None or forced else greedy[row]
+            stream.rule.take([token])
         watch.mark("commit")
         seconds = watch.finish()
-        noting = time.perf_counter()
-        steps.append(StepRecord(1, 1, unique_pairs(step.routing, target.geometry.experts), seconds))
-        uncounted += time.perf_counter() - noting
-    decode_seconds = time.perf_counter() - began - uncounted
-    return Generation(rule.tokens, rule.text(), rule.reason or "", prefill_seconds, decode_seconds, steps)
+        wall = time.perf_counter() - began
+        pairs = unique_pairs(step.whole.routing, target.geometry.experts)
+        for i in going:
+            generations[i].decode_seconds += wall / len(going)
+            generations[i].steps.append(StepRecord(1, 1, pairs, seconds, rows=len(going)))
+        _leave(going, streams, session)
+    return _ended(generations, streams)
 
 
 def decode_speculative(
     target: Target, method: Speculation, prompt: Sequence[int], chooser: TokenChooser, rule: StopRule
 ) -> Generation:
-    """Speculative decoding by one method; emits what `decode_ar` emits.
+    """Speculative decoding of one request by one method; emits what `decode_ar` emits.
+
+    Raises:
+        SelectionError: the policy raised or broke its contract.
+    """
+    return decode_speculative_batch(target, method, [Stream(prompt, chooser, rule)])[0]
+
+
+def decode_speculative_batch(target: Target, method: Speculation, streams: Sequence[Stream]) -> list[Generation]:
+    """Speculative decoding by one method; emits for every request what `decode_ar` emits for it.
 
     Raises:
         SelectionError: the policy raised or broke its contract.
     """
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
-    capacity = len(prompt) + rule.limit + method.tree_size
-    session = target.new_session(capacity)
-    prefill = session.prefill(prompt)
-    bonus = chooser.choose(prefill.logits[-1], 0)
-    rule.take([bonus])
-    drafter = DrafterSession(method.head, target.embedding, capacity)
-    predictor = _start_predictor(method, prompt, capacity, session)
-    if rule.remaining > 0:
-        drafter.extend([*prompt[1:], bonus], prefill.features)
+    capacities = [len(stream.prompt) + stream.rule.limit + method.tree_size for stream in streams]
+    session = TargetBatch(target, capacities)
+    features = []
+    for each, stream in zip(session.sessions, streams, strict=True):
+        prefill = each.prefill(stream.prompt)
+        stream.rule.take([stream.choose(prefill.logits[-1])])
+        features.append(prefill.features)
+    drafter = DrafterBatch(method.head, target.embedding, capacities)
+    predictor = _start_predictor(method, streams, capacities, session)
+    for i, stream in enumerate(streams):
+        if stream.rule.remaining > 0:
+            drafter.start(i, [*stream.prompt[1:], stream.rule.tokens[-1]], features[i])
     wait_for(target.device)
-    prefill_seconds = time.perf_counter() - began
-    began = time.perf_counter()
-    steps = []
-    uncounted = 0.0
-    while rule.remaining > 0:
+    generations = _begun(streams, time.perf_counter() - began)
+    going = list(range(len(streams)))
+    _leave(going, streams, session, drafter, predictor)
+    while going:
+        began = time.perf_counter()
         watch.start()
+        rules = [streams[i].rule for i in going]
         # A path of depth d emits d + 1 tokens; deeper nodes could only be thrown away.
-        tree = drafter.draft(bonus, min(method.draft_steps, rule.remaining - 1), method.draft_topk)
+        depths = [min(method.draft_steps, rule.remaining - 1) for rule in rules]
+        trees = drafter.draft([rule.tokens[-1] for rule in rules], depths, method.draft_topk)
         watch.mark("draft")
-        experts = _expert_sets(method, tree, session, predictor, watch)
+        experts = _expert_sets(method, trees, session, predictor, watch)
         if method.policy.needs is not ExpertNeed.NONE:
             watch.mark("predict")
-        nodes = run_policy(method.policy, SelectionRequest(tree=tree, budget=method.budget, experts=experts))
+        selected = select_rows(method.policy, trees, experts, method.budget)
         watch.mark("select")
-        step = session.verify(tree, nodes)
+        step = session.verify(trees, selected)
         watch.mark("verify")
-        rows, token = accept(tree, nodes, step.logits, chooser, len(rule.tokens))
-        block = [*(int(tree.tokens[nodes[row]]) for row in rows[1:]), token]
-        taken = rule.take(block)
-        rows, block = rows[:taken], block[:taken]
-        session.commit(rows)
+        parts, kept, blocks = step.parts(), [], []
+        greedy = streams[0].chooser.choose_greedy(step.whole.logits)
+        ends = np.cumsum(step.counts)
+        for row, (i, tree, nodes, end) in enumerate(zip(going, trees, selected, ends, strict=True)):
+            known = None if greedy is None else greedy[end - len(nodes) : end]
+            rule = streams[i].rule
+            rows, token = accept(tree, nodes, parts[row].logits, streams[i].chooser, len(rule.tokens), known)
+            block = [*(int(tree.tokens[nodes[r]]) for r in rows[1:]), token]
+            taken = rule.take(block)
+            kept.append(rows[:taken])
+            blocks.append(block[:taken])
+        session.commit(kept)
         if predictor is not None:
-            predictor.commit([int(nodes[row]) for row in rows])
+            predictor.commit([[int(nodes[r]) for r in rows] for nodes, rows in zip(selected, kept, strict=True)])
         watch.mark("commit")
-        if rule.remaining > 0:
-            drafter.extend(block, step.features[rows])
+        before = list(going)
+        _leave(going, streams, session, drafter, predictor)
+        staying = [row for row, i in enumerate(before) if i in going]
+        if staying:
+            drafter.extend([blocks[r] for r in staying], [parts[r].features[kept[r]] for r in staying])
         watch.mark("draft")
-        bonus = token
         seconds = dict(watch.finish())
-        noting = time.perf_counter()
-        steps.append(
-            StepRecord(
-                emitted=taken,
-                selected=len(nodes),
-                expert_pairs=unique_pairs(step.routing, target.geometry.experts),
-                seconds=seconds,
-                predicted_overlap=_overlap(experts, nodes, step, target.geometry.experts),
+        wall = time.perf_counter() - began - watch.excluded_seconds
+        pairs = unique_pairs(step.whole.routing, target.geometry.experts)
+        for row, i in enumerate(before):
+            overlap = _overlap(experts and experts[row], selected[row], parts[row].routing, target.geometry.experts)
+            generations[i].decode_seconds += wall / len(before)
+            generations[i].steps.append(
+                StepRecord(len(blocks[row]), len(selected[row]), pairs, seconds, overlap, len(before))
             )
-        )
-        uncounted += time.perf_counter() - noting + watch.excluded_seconds
-    decode_seconds = time.perf_counter() - began - uncounted
-    return Generation(rule.tokens, rule.text(), rule.reason or "", prefill_seconds, decode_seconds, steps)
+    return _ended(generations, streams)
+
+
+def select_rows(
+    policy: Policy, trees: Sequence[DraftTree], experts: Sequence[ExpertSets] | None, budget: int
+) -> list[npt.NDArray[np.int64]]:
+    """Select for every request in turn; B₀ is what the selections before it cover already.
+
+    The union of all selections' expert sets is what the one verification pass reads.
+    """
+    if experts is None:
+        return [run_policy(policy, SelectionRequest(tree=tree, budget=budget)) for tree in trees]
+    covered, selected = None, []
+    for tree, sets in zip(trees, experts, strict=True):
+        request = SelectionRequest(tree=tree, budget=budget, experts=sets, covered=covered)
+        selected.append(run_policy(policy, request))
+        own = sets.union(selected[-1])
+        covered = own if covered is None else covered | own
+    return selected
+
+
+def _begun(streams: Sequence[Stream], seconds: float) -> list[Generation]:
+    return [Generation(stream.rule.tokens, "", "", seconds / len(streams), 0.0) for stream in streams]
+
+
+def _ended(generations: list[Generation], streams: Sequence[Stream]) -> list[Generation]:
+    for generation, stream in zip(generations, streams, strict=True):
+        generation.text, generation.reason = stream.rule.text(), stream.rule.reason or ""
+    return generations
+
+
+def _leave(
+    going: list[int],
+    streams: Sequence[Stream],
+    *memories: TargetBatch | DrafterBatch | PredictorBatch | None,
+) -> None:
+    """Take the requests whose output is complete out of the batch, and out of all that remembers them."""
+    for row in reversed(range(len(going))):
+        if streams[going[row]].rule.remaining == 0:
+            del going[row]
+            for memory in memories:
+                if memory is not None:
+                    memory.leave(row)
 
 
 def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
@@ -226,40 +333,42 @@ def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
 
 
 def _start_predictor(
-    method: Speculation, prompt: Sequence[int], capacity: int, session: TargetSession
-) -> PredictorSession | None:
+    method: Speculation, streams: Sequence[Stream], capacities: Sequence[int], session: TargetBatch
+) -> PredictorBatch | None:
     if method.policy.needs is not ExpertNeed.PREDICTED:
         return None
     if method.predictor is None:
         raise UserError(f"policy {method.policy.name!r} needs predicted expert sets, but no predictor is loaded")
-    return method.predictor.start(prompt, capacity, lambda tree: true_routing(session, tree))
+    truths = [partial(true_routing, each) for each in session.sessions]
+    return method.predictor.start_batch([stream.prompt for stream in streams], capacities, truths)
 
 
 def _expert_sets(
     method: Speculation,
-    tree: DraftTree,
-    session: TargetSession,
-    predictor: PredictorSession | None,
+    trees: Sequence[DraftTree],
+    session: TargetBatch,
+    predictor: PredictorBatch | None,
     watch: Stopwatch,
-) -> ExpertSets | None:
+) -> list[ExpertSets] | None:
     """The expert sets the policy asks for; true routing is obtained outside every timing."""
     experts = session.target.geometry.experts
     if method.policy.needs is ExpertNeed.NONE:
         return None
     if method.policy.needs is ExpertNeed.ORACLE:
         with watch.excluded():
-            return ExpertSets.from_topk(true_routing(session, tree), experts)
+            routings = [true_routing(each, tree) for each, tree in zip(session.sessions, trees, strict=True)]
+            return [ExpertSets.from_topk(routing, experts) for routing in routings]
     assert predictor is not None
     if method.predictor_is_oracle:
         with watch.excluded():
-            return ExpertSets.from_topk(predictor.predict(tree), experts)
-    return ExpertSets.from_topk(predictor.predict(tree), experts)
+            return [ExpertSets.from_topk(routing, experts) for routing in predictor.predict(trees)]
+    return [ExpertSets.from_topk(routing, experts) for routing in predictor.predict(trees)]
 
 
-def _overlap(predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], step: Pass, experts: int) -> float | None:
+def _overlap(predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], routing: Tensor, experts: int) -> float | None:
     """Mean share of the selected nodes' true experts that were predicted."""
     if predicted is None:
         return None
-    true = ExpertSets.from_topk(step.routing.cpu().numpy(), experts)
+    true = ExpertSets.from_topk(routing.cpu().numpy(), experts)
     hits = np.bitwise_count(predicted.bits[nodes] & true.bits).sum()
     return float(hits / np.bitwise_count(true.bits).sum())

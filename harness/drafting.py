@@ -1,4 +1,4 @@
-"""Growing a draft tree with an EAGLE-3 head, and keeping the head's KV memory true.
+"""Growing draft trees with an EAGLE-3 head, and keeping the head's KV memory true.
 
 The entry at position t is (embedding of token t+1, state of token t). Committed entries hold the target's
 own states; entries of draft nodes hold the head's recurrent ones and are dropped after drafting.
@@ -6,7 +6,8 @@ own states; entries of draft nodes hold the head's recurrent ones and are droppe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,22 +17,28 @@ from ecospec.errors import UserError
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.policies import DraftTree
 from ecospec.predictors.kv_cache import SlotCache
+from ecospec.predictors.packing import PackedPass, SlotPool
+
+Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]
+"""One pass over k draft nodes of each of R requests: their tokens [R·k], hidden states [R·k, H], their depth, and
+bool [R, k, w], which of a request's last w nodes each sees; gives their states [R·k, H]."""
 
 
 class DrafterSession:
     """One request of an EAGLE-3 head. Call `extend` with what was emitted, then `draft`."""
 
-    def __init__(self, head: Eagle3Head, embedding: Tensor, capacity: int) -> None:
+    def __init__(self, head: Eagle3Head, embedding: Tensor, capacity: int, cache: SlotCache | None = None) -> None:
         """Open a request.
 
         Args:
             embedding: the target's input embedding [V, H]; a head with its own does not use it.
             capacity: the most entries, draft ones included.
+            cache: KV memory to use instead of a new one.
         """
-        self._head = head
-        self._embedding = embedding if head.own_embedding is None else head.own_embedding
-        self.cache = SlotCache(1, capacity)
-        self._root_state: Tensor | None = None
+        self.head = head
+        self.embedding = embedding if head.own_embedding is None else head.own_embedding
+        self.cache = SlotCache(1, capacity) if cache is None else cache
+        self.root_state: Tensor | None = None
         every = torch.arange(capacity, device=embedding.device)[None]
         with torch.inference_mode():
             self._cosines, self._sines = head.rotary(embedding, every)
@@ -39,6 +46,10 @@ class DrafterSession:
     def _rotary(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the positions from ``start`` to before ``end``."""
         return self._cosines[:, start:end], self._sines[:, start:end]
+
+    def rotary_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [1, n, head_dim] of positions [n]."""
+        return self._cosines[:, positions], self._sines[:, positions]
 
     @torch.inference_mode()
     def extend(self, tokens: Sequence[int], features: Tensor) -> None:
@@ -48,16 +59,16 @@ class DrafterSession:
             tokens: n ids; the i-th *follows* the token of the i-th state. The last is the bonus token.
             features: [n, 3·Ht], the target's three states of the tokens before them.
         """
-        device = self._embedding.device
+        device = self.embedding.device
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=device)
         base, n = self.cache.length, len(tokens)
         mask = None
         if n > 1 and base:
             mask = torch.ones(n, base + n, dtype=torch.bool, device=device).tril(base)[None, None]
-        hidden = self._head.fc(features)[None]
-        states = self._head(self._embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)
+        hidden = self.head.fc(features)[None]
+        states = self.head(self.embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)
         self.cache.advance(n)
-        self._root_state = states[0, -1:]
+        self.root_state = states[0, -1:]
 
     @torch.inference_mode()
     def draft(self, bonus: int, steps: int, top_k: int) -> DraftTree:
@@ -66,48 +77,166 @@ class DrafterSession:
         With ``steps`` s and ``top_k`` k the tree has 1 + k + (s − 1)·k² nodes. The probabilities are the
         head's own conditional ones, over its draft vocabulary.
         """
-        head, device = self._head, self._embedding.device
-        if self._root_state is None:
+        if self.root_state is None:
             raise RuntimeError("extend the drafter with the prompt before drafting")
-        if steps < 1:
-            return DraftTree(tokens=np.array([bonus]), parents=np.array([-1]), probs=np.array([1.0]))
-        top_k = min(top_k, head.config.draft_vocab_size)
         base = self.cache.length
-        log_probs, ids = _top_children(head, self._root_state, top_k)
-        tokens, parents, scores = [ids[0]], [torch.zeros_like(ids[0])], [log_probs[0]]
-        beam_tokens, beam_paths = ids[0], log_probs[0]
-        beam_nodes = torch.arange(1, top_k + 1, device=device)
-        hidden = self._root_state.expand(top_k, -1)
-        seen = torch.eye(top_k, dtype=torch.bool, device=device)
-        count = 1 + top_k
-        for depth in range(1, steps):
-            mask = torch.cat((seen.new_ones(top_k, base), seen), dim=1)[None, None]
+
+        def run(tokens: Tensor, hidden: Tensor, depth: int, seen: Tensor) -> Tensor:
+            width = seen.shape[1]
+            mask = torch.cat((seen.new_ones(width, base), seen[0]), dim=1)[None, None]
             rotary = self._rotary(base + depth - 1, base + depth)
-            states = head(self._embedding[beam_tokens][None], hidden[None], rotary, self.cache, mask)[0]
-            self.cache.advance(top_k)
-            log_probs, ids = _top_children(head, states, top_k)
-            tokens.append(ids.flatten())
-            parents.append(beam_nodes.repeat_interleave(top_k))
-            scores.append(log_probs.flatten())
-            if depth + 1 < steps:
-                paths = (beam_paths[:, None] + log_probs).flatten()
-                beam_paths, best = paths.topk(top_k)
-                beam_tokens, beam_nodes = ids.flatten()[best], count + best
-                source = torch.div(best, top_k, rounding_mode="floor")
-                hidden = states[source]
-                seen = torch.cat((seen[source], torch.eye(top_k, dtype=torch.bool, device=device)), dim=1)
-            count += top_k * top_k
+            states: Tensor = self.head(self.embedding[tokens][None], hidden[None], rotary, self.cache, mask)[0]
+            self.cache.advance(width)
+            return states
+
+        tree = draft_trees(self.head, self.root_state, [bonus], [steps], top_k, run)[0]
         self.cache.truncate(base)
-        drafted = torch.cat(tokens).cpu().numpy()
-        parent_ids = torch.cat(parents).cpu().numpy()
-        probs = torch.cat(scores).double().exp().clamp(max=1.0).cpu().numpy()
-        if not np.isfinite(probs).all():
-            raise UserError("the drafter gives probabilities that are no numbers; its weights are damaged")
-        return DraftTree(
-            tokens=np.concatenate(([bonus], drafted)),
-            parents=np.concatenate(([-1], parent_ids)),
-            probs=np.concatenate(([1.0], probs)),
-        )
+        return tree
+
+
+class DrafterBatch:
+    """Several requests of one head, drafted for together: one pass a level over the nodes of all of them.
+
+    With a single request left it is that one's `DrafterSession`.
+    """
+
+    def __init__(self, head: Eagle3Head, embedding: Tensor, capacities: Sequence[int]) -> None:
+        """Open the requests, with the most entries that each can come to."""
+        capacity = max(capacities)
+        self._pool: SlotPool | None = None
+        if len(capacities) == 1:
+            self.sessions = [DrafterSession(head, embedding, capacity)]
+        else:
+            self._pool = SlotPool(1, capacity, len(capacities))
+            self.sessions = [DrafterSession(head, embedding, capacity, cache) for cache in self._pool.caches]
+
+    def start(self, index: int, tokens: Sequence[int], features: Tensor) -> None:
+        """Add the entries of one request's prompt; see `DrafterSession.extend`."""
+        self.sessions[index].extend(tokens, features)
+
+    @torch.inference_mode()
+    def extend(self, blocks: Sequence[Sequence[int]], features: Sequence[Tensor]) -> None:
+        """Add committed entries to every request, each as in `DrafterSession.extend`."""
+        if self._pool is None or len(self.sessions) == 1:
+            for session, block, states in zip(self.sessions, blocks, features, strict=True):
+                session.extend(block, states)
+            return
+        first = self.sessions[0]
+        device, counts = first.embedding.device, [len(block) for block in blocks]
+        ids = torch.tensor([token for block in blocks for token in block], device=device)
+        starts = [session.cache.length for session in self.sessions]
+        positions = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+        width = max(counts)
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(len(counts), -1, -1)
+        packed = PackedPass(self._pool, counts, causal)
+        states = first.head(
+            first.embedding[ids][None],
+            first.head.fc(torch.cat(list(features)))[None],
+            first.rotary_at(torch.tensor(positions, device=device)),
+            packed,
+            packed.mask,
+        )[0]
+        ends = np.cumsum(counts)
+        for session, count, end in zip(self.sessions, counts, ends, strict=True):
+            session.cache.advance(count)
+            session.root_state = states[end - 1 : end]
+
+    @torch.inference_mode()
+    def draft(self, bonuses: Sequence[int], steps: Sequence[int], top_k: int) -> list[DraftTree]:
+        """A tree for every request, each as `DrafterSession.draft` gives it."""
+        if self._pool is None or len(self.sessions) == 1:
+            return [
+                session.draft(bonus, depth, top_k)
+                for session, bonus, depth in zip(self.sessions, bonuses, steps, strict=True)
+            ]
+        pool, first, device = self._pool, self.sessions[0], self.sessions[0].embedding.device
+        bases = [session.cache.length for session in self.sessions]
+        roots = [session.root_state for session in self.sessions if session.root_state is not None]
+        ends = torch.tensor(bases, device=device)
+
+        def run(tokens: Tensor, hidden: Tensor, depth: int, seen: Tensor) -> Tensor:
+            packed = PackedPass(pool, [seen.shape[1]] * len(bases), seen)
+            positions = (ends + (depth - 1)).repeat_interleave(seen.shape[1])
+            states: Tensor = first.head(
+                first.embedding[tokens][None], hidden[None], first.rotary_at(positions), packed, packed.mask
+            )[0]
+            for cache in pool.caches:
+                cache.advance(seen.shape[1])
+            return states
+
+        trees = draft_trees(first.head, torch.cat(roots), bonuses, steps, top_k, run)
+        for cache, base in zip(pool.caches, bases, strict=True):
+            cache.truncate(base)
+        return trees
+
+    def leave(self, index: int) -> None:
+        """Drop the request at ``index``; those behind it move up."""
+        del self.sessions[index]
+        if self._pool is not None:
+            self._pool.leave(index)
+
+
+def draft_trees(
+    head: Eagle3Head, roots: Tensor, bonuses: Sequence[int], steps: Sequence[int], top_k: int, run: Run
+) -> list[DraftTree]:
+    """Dynamic trees for R requests at once.
+
+    All grow as deep as the deepest is to be; a tree's nodes are in order of depth, so a shallower one is the
+    first part of it.
+
+    Args:
+        roots: [R, H], the head's state at every root.
+        bonuses, steps: root token and depth of each tree.
+
+    Raises:
+        UserError: the head's probabilities are no numbers.
+    """
+    if max(steps) < 1:
+        return [_rooted(bonus, np.array([], int), np.array([], int), np.array([])) for bonus in bonuses]
+    top_k = min(top_k, head.config.draft_vocab_size)
+    size, device = len(bonuses), roots.device
+    log_probs, ids = _top_children(head, roots, top_k)
+    tokens, parents, scores = [ids], [torch.zeros_like(ids)], [log_probs]
+    beam_tokens, beam_paths = ids, log_probs
+    beam_nodes = torch.arange(1, top_k + 1, device=device).expand(size, -1)
+    hidden = roots.repeat_interleave(top_k, dim=0)
+    own = torch.eye(top_k, dtype=torch.bool, device=device).expand(size, -1, -1)
+    seen, count = own, 1 + top_k
+    first_of = torch.arange(size, device=device)[:, None] * top_k
+    for depth in range(1, max(steps)):
+        states = run(beam_tokens.flatten(), hidden, depth, seen)
+        log_probs, ids = _top_children(head, states, top_k)
+        children, grown = ids.view(size, -1), log_probs.view(size, -1)
+        tokens.append(children)
+        parents.append(beam_nodes.repeat_interleave(top_k, dim=1))
+        scores.append(grown)
+        if depth + 1 < max(steps):
+            paths = beam_paths.repeat_interleave(top_k, dim=1) + grown
+            beam_paths, best = paths.topk(top_k, dim=1)
+            beam_tokens, beam_nodes = children.gather(1, best), count + best
+            source = torch.div(best, top_k, rounding_mode="floor")
+            hidden = states[(first_of + source).flatten()]
+            before = seen.gather(1, source[..., None].expand(-1, -1, seen.shape[2]))
+            seen = torch.cat((before, own), dim=2)
+        count += top_k * top_k
+    drafted = torch.cat(tokens, dim=1).cpu().numpy()
+    parent_ids = torch.cat(parents, dim=1).cpu().numpy()
+    probs = torch.cat(scores, dim=1).double().exp().clamp(max=1.0).cpu().numpy()
+    if not np.isfinite(probs).all():
+        raise UserError("the drafter gives probabilities that are no numbers; its weights are damaged")
+    nodes = [top_k + (depth - 1) * top_k**2 if depth > 0 else 0 for depth in steps]
+    return [
+        _rooted(bonus, drafted[row, :n], parent_ids[row, :n], probs[row, :n])
+        for row, (bonus, n) in enumerate(zip(bonuses, nodes, strict=True))
+    ]
+
+
+def _rooted(bonus: int, tokens: np.ndarray, parents: np.ndarray, probs: np.ndarray) -> DraftTree:
+    return DraftTree(
+        tokens=np.concatenate(([bonus], tokens)),
+        parents=np.concatenate(([-1], parents)),
+        probs=np.concatenate(([1.0], probs)),
+    )
 
 
 def _top_children(head: Eagle3Head, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

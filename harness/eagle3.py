@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
 from ecospec.errors import UserError
 from ecospec.predictors.attention import grouped_sdpa
 from ecospec.predictors.kv_cache import SlotCache
+from ecospec.predictors.packing import PackedPass
 
 # Variants of the published layout that this module does not compute; ignoring one costs most of the acceptance.
 UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -150,7 +151,7 @@ class Eagle3Head(nn.Module):
         embeddings: Tensor,
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
-        cache: SlotCache,
+        cache: SlotCache | PackedPass,
         mask: Tensor | None,
     ) -> Tensor:
         """States [B, n, H] of n entries: (embedding of token t+1, hidden state of token t).

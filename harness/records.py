@@ -17,6 +17,9 @@ AR = "AR"
 class PromptRecord:
     """One prompt decoded by one method. Sums are over the prompt's decode steps.
 
+    What was done for a batch of n prompts at once counts 1/n for each of them: seconds, expert pairs and
+    ``step_share``.
+
     Attributes:
         method: label of the method, `AR` for plain decoding.
         tokens: every emitted token id, the first one (from the prefill) included.
@@ -25,13 +28,15 @@ class PromptRecord:
         decode_seconds: from the first emitted token to the last.
         steps: verification (or AR) steps; ``emitted`` tokens came from them, so α = emitted / steps.
         selected: tokens verified.
-        expert_pairs: unique (layer, expert) pairs read, so E = expert_pairs / steps / MoE layers.
+        expert_pairs: unique (layer, expert) pairs read, so E = expert_pairs / step_share / MoE layers.
         phase_seconds: by phase: draft, predict, select, verify, commit.
         predicted_overlap: mean share of the verified nodes' true experts that were predicted, or None.
         verdict: exact, ties, violated, or unchecked.
         ties: differences from AR at positions where its two best choices are within numeric noise.
         largest_gap: the largest such gap, in logits (scores, when sampling).
         score: of the text, by the suite's metric, from 0 to 1; None where the suite has none or it was not run.
+        batch: id of the first of the prompts that were decoded together; empty for a prompt by itself.
+        step_share: the steps, each divided by the number of prompts in it; None for a prompt by itself.
     """
 
     prompt_id: str
@@ -45,22 +50,29 @@ class PromptRecord:
     steps: int
     emitted: int
     selected: int
-    expert_pairs: int
+    expert_pairs: float
     phase_seconds: dict[str, float]
     predicted_overlap: float | None = None
     verdict: str = "unchecked"
     ties: int = 0
     largest_gap: float = 0.0
     score: float | None = None
+    batch: str = ""
+    step_share: float | None = None
+
+    @property
+    def whole_steps(self) -> float:
+        """Steps that this prompt stands for: all of its own, or its share of a batch's."""
+        return self.steps if self.step_share is None else self.step_share
 
 
 KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("prompt_id", "method", "text", "reason", "verdict"), (str,)),
-    **dict.fromkeys(("prompt_tokens", "steps", "emitted", "selected", "expert_pairs", "ties"), (int,)),
-    **dict.fromkeys(("prefill_seconds", "decode_seconds", "largest_gap"), (int, float)),
+    **dict.fromkeys(("prompt_id", "method", "text", "reason", "verdict", "batch"), (str,)),
+    **dict.fromkeys(("prompt_tokens", "steps", "emitted", "selected", "ties"), (int,)),
+    **dict.fromkeys(("prefill_seconds", "decode_seconds", "largest_gap", "expert_pairs"), (int, float)),
     "tokens": (list,),
     "phase_seconds": (dict,),
-    **dict.fromkeys(("predicted_overlap", "score"), (int, float, type(None))),
+    **dict.fromkeys(("predicted_overlap", "score", "step_share"), (int, float, type(None))),
 }
 """What JSON type each field of a record has."""
 

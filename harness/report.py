@@ -78,9 +78,11 @@ class MethodRow:
         decode_spread: decode-only speed-up per prompt.
         tokens_per_second: Σ tokens / Σ (prefill + decode seconds).
         decode_tokens_per_second: Σ tokens after the first / Σ decode seconds.
-        acceptance_length: α = Σ emitted / Σ steps, tokens per step; AR's is 1.
-        active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K.
-        verified_tokens: Σ selected / Σ steps, root included.
+        acceptance_length: α = Σ emitted / Σ steps, tokens per step and prompt; AR's is 1.
+        active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K, but for batches.
+        verified_tokens: Σ selected / Σ steps, root included; per prompt.
+        rows_per_step: prompts in a step, on average; 1 without batches. In all but α and verified tokens, a step
+            of a batch counts once.
         phase_ms: T of each phase, milliseconds per step: Σ phase seconds / Σ steps · 1000; None for a phase
             that the method does not have.
         outside_target: 1 − Σ verify seconds / Σ seconds of all phases.
@@ -108,6 +110,7 @@ class MethodRow:
     active_experts: float | None
     active_experts_prompt_mean: float | None
     verified_tokens: float | None
+    rows_per_step: float | None
     phase_ms: dict[str, float | None]
     outside_target: float | None
     rho: float | None
@@ -225,10 +228,11 @@ def _row(
 ) -> MethodRow:
     honest = not method.true_routing
     steps = sum(r.steps for r in records)
-    pairs_per_step = _divide(sum(r.expert_pairs for r in records), steps)
-    verify_seconds = _divide(_phase(records, "verify"), steps)
-    ar_seconds = _divide(_phase(ar, "verify"), sum(r.steps for r in ar))
-    phase_ms = {name: _scaled(_divide(_phase(records, name) or None, steps), 1e3) for name in PHASES}
+    whole_steps = sum(r.whole_steps for r in records)
+    pairs_per_step = _divide(sum(r.expert_pairs for r in records), whole_steps)
+    verify_seconds = _divide(_phase(records, "verify"), whole_steps)
+    ar_seconds = _divide(_phase(ar, "verify"), sum(r.whole_steps for r in ar))
+    phase_ms = {name: _scaled(_divide(_phase(records, name) or None, whole_steps), 1e3) for name in PHASES}
     outside = _divide(_phase(records, "verify"), sum(_phase(records, name) for name in PHASES))
     routed_bytes = _scaled(pairs_per_step, expert_bytes)
     all_bytes = None if routed_bytes is None else routed_bytes + always_read_bytes
@@ -250,8 +254,9 @@ def _row(
         acceptance_length=_divide(sum(r.emitted for r in records), steps),
         acceptance_length_prompt_mean=_mean(_divide(r.emitted, r.steps) for r in records),
         active_experts=_divide(pairs_per_step, moe_layers),
-        active_experts_prompt_mean=_mean(_divide(r.expert_pairs, r.steps * moe_layers) for r in records),
+        active_experts_prompt_mean=_mean(_divide(r.expert_pairs, r.whole_steps * moe_layers) for r in records),
         verified_tokens=_divide(sum(r.selected for r in records), steps),
+        rows_per_step=_divide(steps, whole_steps),
         phase_ms=phase_ms,
         outside_target=1 - outside if honest and outside is not None else None,
         rho=_divide(ar_seconds, verify_seconds),
@@ -289,14 +294,17 @@ def _speedup(
     seconds: Callable[[PromptRecord], float],
     tokens: Callable[[PromptRecord], int],
 ) -> Ratio:
-    """(Σ slow seconds / Σ slow tokens) / (Σ fast seconds / Σ fast tokens), over prompts that have both."""
-    pairs = _timed_pairs(slow, fast, seconds, tokens)
-    return paired_ratio(
-        [seconds(a) for a, _ in pairs],
-        [seconds(b) for _, b in pairs],
-        numerator_per=[tokens(a) for a, _ in pairs],
-        denominator_per=[tokens(b) for _, b in pairs],
-    )
+    """(Σ slow seconds / Σ slow tokens) / (Σ fast seconds / Σ fast tokens), over prompts that have both.
+
+    Prompts that were decoded together share their steps, so they are one unit of the bootstrap.
+    """
+    units: dict[str, list[float]] = {}
+    for a, b in _timed_pairs(slow, fast, seconds, tokens):
+        sums = units.setdefault(b.batch or b.prompt_id, [0.0] * 4)
+        for i, value in enumerate((seconds(a), seconds(b), tokens(a), tokens(b))):
+            sums[i] += value
+    over, under, over_per, under_per = zip(*units.values(), strict=True) if units else ((), (), (), ())
+    return paired_ratio(over, under, numerator_per=over_per, denominator_per=under_per)
 
 
 def _timed_pairs(

@@ -1,8 +1,8 @@
-"""Several suites side by side: one line a suite and the average over suites, method by method."""
+"""Several runs side by side, method by method: one line a suite and their average, or one line a batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -44,17 +44,19 @@ COLUMNS = (
 )
 
 
-def summary_lines(reports: Mapping[str, Report], method: str) -> list[list[str]]:
-    """One method's cells: suite, the columns, prompts, verdict; the last line is the mean over the suites.
+def summary_lines(reports: Mapping[str, Report], method: str, average: bool = True) -> list[list[str]]:
+    """One method's cells: run, the columns, prompts, verdict; with ``average`` a last line is the mean.
 
-    A column's mean is over the suites that have a value there, each suite with the same weight; "speed-up" is
-    end to end, and α, E and ρ are each suite's own.
+    A column's mean is over the runs that have a value there, each with the same weight; "speed-up" is end to end,
+    and α, E and ρ are each run's own.
     """
     rows = {suite: _row(report, method) for suite, report in reports.items()}
     lines = [
         [suite, *(_cell(c, c.value(row)) for c in COLUMNS), str(reports[suite].prompts), _verdict(row)]
         for suite, row in rows.items()
     ]
+    if not average:
+        return lines
     means = []
     for column in COLUMNS:
         known = [value for row in rows.values() if (value := column.value(row)) is not None]
@@ -64,15 +66,15 @@ def summary_lines(reports: Mapping[str, Report], method: str) -> list[list[str]]
 
 def summary_header() -> list[str]:
     """The headings over `summary_lines`."""
-    return ["suite", *(column.label for column in COLUMNS), "prompts", "lossless"]
+    return ["run", *(column.label for column in COLUMNS), "prompts", "lossless"]
 
 
 def summary_methods(reports: Mapping[str, Report]) -> list[str]:
-    """The methods of all suites, plain decoding first."""
+    """The methods of all runs, plain decoding first."""
     return [row.label for row in next(iter(reports.values())).rows]
 
 
-def summary_tables(reports: Mapping[str, Report]) -> list[Table]:
+def summary_tables(reports: Mapping[str, Report], average: bool = True) -> list[Table]:
     """A table a method for the terminal; AR's is left to the suites' own reports."""
     tables = []
     for method in summary_methods(reports):
@@ -81,31 +83,31 @@ def summary_tables(reports: Mapping[str, Report]) -> list[Table]:
         table = Table(title=Text(method), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for index, label in enumerate(summary_header()):
             table.add_column(label, justify="right" if 0 < index < len(COLUMNS) + 2 else "left")
-        lines = summary_lines(reports, method)
+        lines = summary_lines(reports, method, average)
         for line in lines:
-            table.add_row(*map(Text, line), end_section=line is lines[-2])
+            table.add_row(*map(Text, line), end_section=average and line is lines[-2])
         tables.append(table)
     return tables
 
 
-def summary_markdown(reports: Mapping[str, Report]) -> str:
+def summary_markdown(reports: Mapping[str, Report], average: bool = True) -> str:
     """The same as a page."""
-    blocks = ["# ecospec report: several suites"]
+    blocks = ["# ecospec report: several runs"]
     for method in summary_methods(reports):
-        blocks += [f"## {method}", markdown_table(summary_header(), summary_lines(reports, method))]
+        blocks += [f"## {method}", markdown_table(summary_header(), summary_lines(reports, method, average))]
     return "\n\n".join(blocks) + "\n"
 
 
-def summary_json(reports: Mapping[str, Report]) -> dict[str, Any]:
-    """Every suite's report, and the averages by method."""
+def summary_json(reports: Mapping[str, Report], average: bool = True) -> dict[str, Any]:
+    """Every run's report, and with ``average`` the averages by method."""
     averages = {}
-    for method in summary_methods(reports):
+    for method in summary_methods(reports) if average else ():
         found = {}
         for column in COLUMNS:
             known = [value for report in reports.values() if (value := column.value(_row(report, method))) is not None]
             found[column.label] = fmean(known) if known else None
         averages[method] = found
-    return {"schema": 1, "average": averages, "suites": {name: report_json(r) for name, r in reports.items()}}
+    return {"schema": 2, "average": averages, "runs": {name: report_json(r) for name, r in reports.items()}}
 
 
 def _row(report: Report, method: str) -> MethodRow:
@@ -120,10 +122,3 @@ def _cell(column: Column, value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value * 100:.{column.digits}f} %" if column.percent else f"{value:.{column.digits}f}"
-
-
-def suites_asked(text: str, known: Sequence[str]) -> list[str]:
-    """The suites of ``--suite``: one, several separated by commas, or ``all``, each once and in that order."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    asked = [each for name in names or [text] for each in (known if name == "all" else [name])]
-    return list(dict.fromkeys(asked))

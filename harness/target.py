@@ -1,6 +1,7 @@
 """The adapter over a transformers MoE causal LM: prefill, decode, verify a tree, commit.
 
-AR and speculative decoding go through the same `Target`; a `TargetSession` is one request's KV memory.
+AR and speculative decoding go through the same `Target`; a `TargetSession` is one request's KV memory, and
+`target_batch.TargetBatch` several requests' that are decoded together.
 After every step the memory holds exactly the emitted tokens but the last one (the bonus token, whose row
 the next pass writes).
 """
@@ -23,6 +24,7 @@ from ecospec.policies import DraftTree
 from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
+from ecospec.predictors.packing import PackedPass
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Target:
 
     def forward(
         self,
-        cache: SlotCache,
+        cache: SlotCache | PackedPass,
         ids: Tensor,
         positions: Tensor | None,
         mask: Tensor | None,

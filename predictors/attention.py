@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ecospec.predictors.packing import PACKING, Packing
+
 ATTENTION = "ecospec_sdpa"
 
 
@@ -22,11 +24,15 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
 
     Args:
         query: [B, heads, n, D]. key, value: [B, kv_heads, t, D].
-        mask: bool or additive [B or 1, 1, n, t]; None means causal, with the n queries last.
+        mask: bool or additive [B or 1, 1, n, t]; None means causal, with the n queries last. The mask of a
+            `PackedPass` says which of B rows each of N queries [1, heads, N, D] belongs to.
 
     Returns:
-        [B, heads, n, D].
+        As ``query``.
     """
+    packing: Packing | None = getattr(mask, PACKING, None)
+    if packing is not None:
+        query = packing.spread(query)
     batch, heads, n, size = query.shape
     kv_heads, total = key.shape[1], key.shape[2]
     if mask is None and n > 1:
@@ -40,7 +46,8 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     if mask is not None:
         mask = _folded(mask, group, query.dtype)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, n, size)
+    out = out.reshape(batch, heads, n, size)
+    return out if packing is None else packing.pack(out)
 
 
 def _folded(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,42 @@ class PredictorSession(ABC):
         """Keep the accepted path of the last tree: node indices, root first, ascending."""
 
 
+class PredictorBatch(ABC):
+    """Several requests that are decoded together. All methods take one entry for each that is still there."""
+
+    @abstractmethod
+    def predict(self, trees: Sequence[DraftTree]) -> list[Routing]:
+        """As `PredictorSession.predict`, for every request."""
+
+    @abstractmethod
+    def commit(self, nodes: Sequence[Sequence[int]]) -> None:
+        """As `PredictorSession.commit`, for every request."""
+
+    @abstractmethod
+    def leave(self, index: int) -> None:
+        """Drop the request at ``index``; those behind it move up."""
+
+
+class EachAlone(PredictorBatch):
+    """A batch that asks its requests' sessions one after another."""
+
+    def __init__(self, sessions: Sequence[PredictorSession]) -> None:
+        self.sessions = list(sessions)
+
+    def predict(self, trees: Sequence[DraftTree]) -> list[Routing]:
+        """One after another."""
+        return [session.predict(tree) for session, tree in zip(self.sessions, trees, strict=True)]
+
+    def commit(self, nodes: Sequence[Sequence[int]]) -> None:
+        """One after another."""
+        for session, kept in zip(self.sessions, nodes, strict=True):
+            session.commit(kept)
+
+    def leave(self, index: int) -> None:
+        """Drop a session."""
+        del self.sessions[index]
+
+
 class BoundPredictor(ABC):
     """A predictor with its weights loaded for one target."""
 
@@ -70,6 +106,18 @@ class BoundPredictor(ABC):
             true_routing: the target's own routing of a whole tree; costs a forward pass, and only a
                 predictor that sets ``oracle`` may call it.
         """
+
+    def start_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        capacities: Sequence[int],
+        true_routings: Sequence[Callable[[DraftTree], Routing]],
+    ) -> PredictorBatch:
+        """Open several requests that are decoded together, with `start`'s arguments for each.
+
+        A predictor that can serve them in one pass overrides this.
+        """
+        return EachAlone([self.start(*each) for each in zip(prompts, capacities, true_routings, strict=True)])
 
 
 class Predictor(ABC):

@@ -36,8 +36,8 @@ class SlotCache(Cache):
         """Write n rows behind the kept ones; returns views [1, kv_heads, length + n, head_dim]."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None:
-            keys = self._keys[layer_idx] = self._allocate(key_states)
-            values = self._values[layer_idx] = self._allocate(value_states)
+            keys, values = self._allocate(layer_idx, key_states, value_states)
+            self._keys[layer_idx], self._values[layer_idx] = keys, values
         end = self.length + key_states.shape[-2]
         if end > self.capacity:
             raise RuntimeError(f"KV memory of {self.capacity} tokens cannot take {end}")
@@ -45,8 +45,8 @@ class SlotCache(Cache):
         values[:, :, self.length : end] = value_states
         return keys[:, :, :end], values[:, :, :end]
 
-    def _allocate(self, states: Tensor) -> Tensor:
-        return states.new_zeros(1, states.shape[1], self.capacity, states.shape[-1])
+    def _allocate(self, layer_idx: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        return memory_for(key_states, 1, self.capacity), memory_for(value_states, 1, self.capacity)
 
     def advance(self, count: int) -> None:
         """Keep the first ``count`` rows of the last pass."""
@@ -97,6 +97,11 @@ class SlotCache(Cache):
     def is_sliding(self) -> list[bool]:
         """No layer forgets."""
         return [False] * len(self._keys)
+
+
+def memory_for(states: Tensor, rows: int, capacity: int) -> Tensor:
+    """Empty memory [rows, kv_heads, capacity, head_dim] for states [1, kv_heads, n, head_dim]."""
+    return states.new_zeros(rows, states.shape[1], capacity, states.shape[-1])
 
 
 def tree_mask(ancestors: Tensor, past: int) -> Tensor:

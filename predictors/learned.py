@@ -16,8 +16,9 @@ from ecospec.errors import UserError
 from ecospec.policies import DraftTree
 from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.checkpoint import read_predictor
-from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing, TargetView
+from ecospec.predictors.contract import BoundPredictor, PredictorBatch, PredictorSession, Routing, TargetView
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
+from ecospec.predictors.packing import PackedPass, SlotPool
 from ecospec.predictors.placing import place
 
 KIND = "learned"
@@ -55,7 +56,7 @@ class ExpertPredictor(nn.Module):
         self,
         embeddings: Tensor,
         *,
-        cache: SlotCache | None = None,
+        cache: SlotCache | PackedPass | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -154,14 +155,27 @@ class BoundLearned(BoundPredictor):
         """Process the prompt into the predictor's own KV memory."""
         return LearnedSession(self, prompt, capacity)
 
+    def start_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        capacities: Sequence[int],
+        true_routings: Sequence[Callable[[DraftTree], Routing]],
+    ) -> PredictorBatch:
+        """One pass a step for all of them."""
+        if len(prompts) == 1:
+            return super().start_batch(prompts, capacities, true_routings)
+        return LearnedBatch(self, prompts, max(capacities))
+
 
 class LearnedSession(PredictorSession):
     """One pass a step, over the tree's nodes; the accepted ones keep the rows they got there."""
 
     @torch.inference_mode()
-    def __init__(self, bound: BoundLearned, prompt: Sequence[int], capacity: int) -> None:
+    def __init__(
+        self, bound: BoundLearned, prompt: Sequence[int], capacity: int, cache: SlotCache | None = None
+    ) -> None:
         self._model, self._target = bound.model, bound.target
-        self._cache = SlotCache(len(bound.model.backbone.layers), capacity)
+        self._cache = SlotCache(len(bound.model.backbone.layers), capacity) if cache is None else cache
         if prompt:
             ids = torch.as_tensor(prompt, device=self._target.embedding.device)
             self._model(self._target.embedding[ids][None], cache=self._cache)
@@ -177,9 +191,57 @@ class LearnedSession(PredictorSession):
             positions=torch.tensor(tree.depths + self._cache.length, device=device)[None],
             mask=tree_mask(torch.tensor(tree.ancestors, device=device), self._cache.length),
         )[0]
-        top = logits.topk(self._target.top_k, dim=-1, sorted=False).indices
-        return np.ascontiguousarray(top.transpose(0, 1).cpu().numpy())
+        return _top_experts(logits, self._target.top_k)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """Keep the rows of the accepted nodes."""
         self._cache.keep(nodes)
+
+
+class LearnedBatch(PredictorBatch):
+    """One pass a step over the trees of all requests; with a single one left, its `LearnedSession`."""
+
+    def __init__(self, bound: BoundLearned, prompts: Sequence[Sequence[int]], capacity: int) -> None:
+        self._model, self._target = bound.model, bound.target
+        self._pool = SlotPool(len(bound.model.backbone.layers), capacity, len(prompts))
+        self._sessions = [
+            LearnedSession(bound, prompt, capacity, cache)
+            for prompt, cache in zip(prompts, self._pool.caches, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def predict(self, trees: Sequence[DraftTree]) -> list[Routing]:
+        """Top-K experts [L, N, K] of every tree."""
+        if len(trees) == 1:
+            return [self._sessions[0].predict(trees[0])]
+        device, counts = self._target.embedding.device, [tree.size for tree in trees]
+        seen = np.zeros((len(trees), max(counts), max(counts)), dtype=bool)
+        for row, tree in enumerate(trees):
+            seen[row, : tree.size, : tree.size] = tree.ancestors
+        packed = PackedPass(self._pool, counts, torch.from_numpy(seen).to(device))
+        lengths = [cache.length for cache in self._pool.caches]
+        depths = np.concatenate([tree.depths + length for tree, length in zip(trees, lengths, strict=True)])
+        tokens = np.concatenate([tree.tokens for tree in trees])
+        logits = self._model(
+            self._target.embedding[torch.from_numpy(tokens).to(device)][None],
+            cache=packed,
+            positions=torch.from_numpy(depths).to(device)[None],
+            mask=packed.mask,
+        )[0]
+        routing = _top_experts(logits, self._target.top_k)
+        return np.split(routing, np.cumsum(counts)[:-1], axis=1)
+
+    def commit(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Keep the rows of the accepted nodes."""
+        self._pool.keep(nodes)
+
+    def leave(self, index: int) -> None:
+        """Drop the request at ``index``."""
+        del self._sessions[index]
+        self._pool.leave(index)
+
+
+def _top_experts(logits: Tensor, top_k: int) -> Routing:
+    """[L, n, K] of logits [n, L, E]."""
+    top = logits.topk(top_k, dim=-1, sorted=False).indices
+    return np.ascontiguousarray(top.transpose(0, 1).cpu().numpy())

@@ -7,7 +7,9 @@ replaced, through `custom_dataset`, which keeps lm-eval off the network and off 
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,13 +28,13 @@ class Request:
 
 
 def load_task(
-    folder: Path,
+    path: Path,
     name: str,
     *,
     splits: Mapping[str, Sequence[Mapping[str, Any]]],
     columns: Mapping[str, str],
 ) -> Any:
-    """lm-eval's task `name` of the task file in `folder`, over the rows in `splits`.
+    """lm-eval's task `name` of the task file at `path`, over the rows in `splits`.
 
     Only `columns` are handed on, since rows may differ in the type of any other column, which a `Dataset`
     cannot hold.
@@ -46,10 +48,14 @@ def load_task(
             for split, rows in splits.items()
         }
 
-    manager = TaskManager(include_path=folder, include_defaults=False)
-    # A task named inside a group is the one spec that lets lm-eval lay a setting over a task file.
-    group = {"group": "ecospec", "task": [{"task": name, "custom_dataset": custom_dataset}]}
-    return manager.load(group)["tasks"][name]
+    # A task manager reads every task file below a folder; this one is shown a folder with nothing else.
+    with tempfile.TemporaryDirectory() as folder:
+        shown = {"include": str(path.resolve()), "task": name}
+        (Path(folder) / "suite.yaml").write_text(json.dumps(shown), encoding="utf-8")  # JSON is YAML
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        # A task named inside a group is the one spec that lets lm-eval lay a setting over a task file.
+        group = {"group": "ecospec", "task": [{"task": name, "custom_dataset": custom_dataset}]}
+        return manager.load(group)["tasks"][name]
 
 
 def _cell(value: Any, kind: str) -> Any:

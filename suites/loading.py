@@ -1,20 +1,21 @@
 """Suites by name: the problems to run, as prompts that are ready for a tokenizer.
 
-A suite is a folder here with an lm-eval task file `<name>.yaml`, our own sample problems `sample.jsonl` and,
-where the task is few-shot, our own worked examples `exemplars.jsonl`; a new folder is a new suite.
+A suite is an lm-eval task file, with a `sample.jsonl` of problems beside it and, where the task is few-shot, an
+`exemplars.jsonl` of worked examples. ecospec's own are the folders here; others are installed with plugins, or
+given by the path of their task file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ecospec.errors import UserError, nearest
-from ecospec.suites.rows import read_rows
+from ecospec.errors import UserError
+from ecospec.suites.rows import Row, read_rows
 from ecospec.suites.sources import EMBEDDED, HUB, Rows, rows_of_hub, rows_of_path
+from ecospec.suites.task_file import TaskFile, builtin_files, find_task_file
 
 SUITES = ("gsm8k", "humaneval", "mmstar", "aime25", "math500", "amc", "mtbench")
 """The paper's suites, in the order of its Table 1."""
@@ -24,7 +25,8 @@ SUITES = ("gsm8k", "humaneval", "mmstar", "aime25", "math500", "amc", "mtbench")
 class Problem:
     """One problem of a suite. `id` holds the index of its row in the data file, from 0.
 
-    A conversation goes on with `follow_ups`: each is put behind the prompt and the answer before it.
+    A conversation goes on with `follow_ups`: each is put behind the prompt and the answer before it. `turns` are
+    its questions by themselves, the first included, as a chat model's messages have them.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Problem:
     reference: str
     row: Mapping[str, Any]
     follow_ups: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,93 +56,118 @@ class Suite:
     exemplars: str
     note: str = ""
     revision: str = ""
+    task_file: TaskFile | None = field(default=None, compare=False, repr=False)
     task: Any = field(default=None, compare=False, repr=False)
 
 
 def suite_names() -> list[str]:
-    """The names of all suites, sorted."""
-    return sorted(folder.name for folder in _root().iterdir() if (folder / f"{folder.name}.yaml").is_file())
+    """The names of ecospec's own suites, sorted."""
+    return list(builtin_files())
 
 
 def load_suite(
-    name: str, *, data: str | Path = EMBEDDED, limit: int | None = None, revision: str | None = None
+    name: str,
+    *,
+    data: str | Path = EMBEDDED,
+    limit: int | None = None,
+    revision: str | None = None,
+    more: Mapping[str, Path] | None = None,
 ) -> Suite:
     """The suite `name`, over its embedded sample, its data set on the hub (`data="hub"`, optionally pinned to a
     `revision`), or a local JSON lines or parquet file, or folder, in that data set's columns.
 
-    The worked examples of a few-shot prompt are this project's own for either source, so a prompt depends on
-    nothing but its own row. `limit` keeps the first problems only; a data file is checked whole all the same.
+    `name` may also be the path of a task file, or a key of `more`, the task files of installed suites. The worked
+    examples of a few-shot prompt are those beside the task file for either source, so a prompt depends on nothing
+    but its own row. `limit` keeps the first problems only; a data file is checked whole all the same.
 
-    Raises `UserError` if there is no such suite, if `limit` is below 1, and for anything in the data file
-    that does not fit, or that cannot be had. All of it is found before lm-eval is imported.
+    Raises `UserError` if there is no such suite, if its task file does not fit, if `limit` is below 1, and for
+    anything in the data file that does not fit, or that cannot be had. All of it but what lm-eval itself finds
+    wrong with a task file is found before lm-eval is imported.
     """
-    if name not in suite_names():
-        raise UserError(f"no suite {name!r}; {nearest(name, suite_names())}")
+    task_file = find_task_file(name, more)
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}; expected 1 or more problems")
-    folder = _root() / name
-    config = _read_task_file(folder / f"{name}.yaml")
-    columns: dict[str, str] = config["metadata"]["columns"]
     if revision is not None and data != HUB:
         raise UserError(f"revision {revision!r} without data from the hub; expected --data hub with --revision")
-    found = _rows(folder, config, data, revision)
+    found = _rows(task_file, data, revision)
     rows = found.rows[:limit]
-    num_fewshot: int = config["num_fewshot"]
-    splits = {config.get("test_split") or config["validation_split"]: rows}
+    num_fewshot = task_file.num_fewshot
+    splits = {task_file.split: rows}
     if num_fewshot:
-        splits[config["fewshot_split"]], _ = read_rows(folder / "exemplars.jsonl", columns)
+        splits[str(task_file.config.get("fewshot_split") or "train")] = _exemplars(task_file)
 
     from ecospec.suites import lm_task
 
-    with lm_task.quiet():
-        task = lm_task.load_task(folder, name, splits=splits, columns=columns)
-        requests = list(lm_task.render(task, num_fewshot))
+    try:
+        with lm_task.quiet():
+            task = lm_task.load_task(task_file.path, task_file.name, splits=splits, columns=task_file.columns)
+            requests = list(lm_task.render(task, num_fewshot))
+    except Exception as error:  # whatever lm-eval, a template or a function of the file's raises
+        if task_file.builtin:
+            raise
+        reason = " ".join(str(error).split()) or "no message"
+        raise UserError(
+            f"suite file {str(task_file.path)!r}: lm-eval cannot use it ({type(error).__name__}: {reason})"
+        ) from error
     problems = tuple(
-        Problem(f"{name}-{index}", request.prompt, request.stop, request.reference, row, _follow_ups(config, row))
+        Problem(
+            f"{task_file.name}-{index}",
+            request.prompt,
+            request.stop,
+            request.reference,
+            row,
+            *_conversation(task_file.metadata, row),
+        )
         for index, (request, row) in enumerate(zip(requests, rows, strict=True))
     )
+    whose = "written for ecospec, not from the data set" if task_file.builtin else f"from {task_file.exemplars}"
     return Suite(
-        name=name,
+        name=task_file.name,
         source=found.source,
         problems=problems,
         num_fewshot=num_fewshot,
         data_sha256=found.sha256,
-        exemplars=f"{num_fewshot} written for ecospec, not from the data set" if num_fewshot else "none",
-        note=config["metadata"].get("note", ""),
+        exemplars=f"{num_fewshot} {whose}" if num_fewshot else "none",
+        note=task_file.metadata.get("note") or "",
         revision=found.revision,
+        task_file=task_file,
         task=task,
     )
 
 
-def _rows(folder: Path, config: Mapping[str, Any], data: str | Path, revision: str | None) -> Rows:
-    columns = config["metadata"]["columns"]
+def _rows(task_file: TaskFile, data: str | Path, revision: str | None) -> Rows:
     if data == EMBEDDED:
-        rows, digest = read_rows(folder / "sample.jsonl", columns)
+        if not task_file.builtin and not task_file.sample.is_file():
+            raise UserError(
+                f"suite file {str(task_file.path)!r}: no {task_file.sample.name} beside it, so that it has no embedded "
+                "sample; expected --data hub or --data with a file"
+            )
+        rows, digest = read_rows(task_file.sample, task_file.columns)
         return Rows(rows, "embedded sample", digest)
-    return rows_of_hub(config, columns, revision) if data == HUB else rows_of_path(Path(data), columns)
+    if data != HUB:
+        return rows_of_path(Path(data), task_file.columns)
+    if not task_file.data_set:
+        raise UserError(
+            f"suite file {str(task_file.path)!r} names no data set on the hub (dataset_path); expected --data with a "
+            "file"
+        )
+    return rows_of_hub(task_file.config, task_file.columns, revision)
 
 
-def _follow_ups(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is put behind each answer of a conversation, as the task file's metadata says."""
-    metadata = config["metadata"]
+def _exemplars(task_file: TaskFile) -> list[Row]:
+    rows, _ = read_rows(task_file.exemplars, task_file.columns)
+    if len(rows) < task_file.num_fewshot:
+        raise UserError(
+            f"data file {str(task_file.exemplars)!r} has {len(rows)} worked examples; expected the "
+            f"{task_file.num_fewshot} of num_fewshot"
+        )
+    return rows
+
+
+def _conversation(metadata: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is put behind each answer, as the task file's metadata says, and all questions by themselves."""
     if "follow_ups" not in metadata:
-        return ()
+        return (), ()
     template: str = metadata["follow_up"]
-    return tuple(template.replace("{{turn}}", turn) for turn in row[metadata["follow_ups"]][1:])
-
-
-def _root() -> Path:
-    # lm-eval reads task files by path; the package is always installed as plain files.
-    return Path(str(files("ecospec.suites")))
-
-
-def _read_task_file(path: Path) -> dict[str, Any]:
-    """The settings that are needed before lm-eval is; it reads the file again itself."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Reads a function's name as text; lm-eval imports it."""
-
-    Loader.add_constructor("!function", lambda loader, node: str(node.value))
-    config: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)  # a SafeLoader
-    return config
+    turns = tuple(row[metadata["follow_ups"]])
+    return tuple(template.replace("{{turn}}", turn) for turn in turns[1:]), turns

@@ -39,7 +39,7 @@ def _is_strings(value: object) -> bool:
 
 
 # The types a task file can give to a column, with the words of an error message.
-_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+COLUMN_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "string": ("a string", _is_string),
     "integer": ("a whole number", _is_integer),
     "number": ("a number", _is_number),
@@ -137,7 +137,7 @@ def _check_column(row: Row, column: str, kind: str, where: str) -> None:
         hint = f"; the nearest is {close[0]!r}" if close else ""
         raise UserError(f"{where}: no column {column!r} (found: {shown}{more}{hint})")
     value = row[column]
-    words, fits = _TYPES[kind]
+    words, fits = COLUMN_KINDS[kind]
     if not fits(value):
         raise UserError(f"{where}: column {column!r} is {_shown(value, kind)}; expected {words}")
     for text in value if isinstance(value, list) else [value]:

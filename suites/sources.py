@@ -117,7 +117,7 @@ def _rows_of_dataset(task: Mapping[str, Any], columns: Mapping[str, str], revisi
     path, config = task["dataset_path"], task.get("dataset_name")
     builder = datasets.load_dataset_builder(path, config, revision=revision)
     builder.download_and_prepare()
-    data = builder.as_dataset(split=task["test_split"])
+    data = builder.as_dataset(split=task.get("test_split") or task["validation_split"])
     heavy = [name for name, feature in data.features.items() if type(feature).__name__ in ("Image", "Audio", "Video")]
     rows = [dict(row) for row in data.remove_columns(heavy)]
     for number, row in enumerate(rows):

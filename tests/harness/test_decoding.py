@@ -28,6 +28,7 @@ from tiny_models import (
 )
 
 import ecospec.harness.decoding as decoding
+import ecospec.harness.drafting as drafting
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Generation, Speculation, accept, decode_ar, unique_pairs
@@ -216,7 +217,7 @@ class AlwaysRight:
 def always_right(monkeypatch: pytest.MonkeyPatch, prompt: Sequence[int], answer: Sequence[int]) -> None:
     monkeypatch.setattr(AlwaysRight, "answer", [*answer, 0, 0, 0, 0])
     monkeypatch.setattr(AlwaysRight, "prompt_length", len(prompt))
-    monkeypatch.setattr(decoding, "DrafterSession", AlwaysRight)
+    monkeypatch.setattr(drafting, "DrafterSession", AlwaysRight)
 
 
 @pytest.mark.parametrize("kind", ["eos", "stop", "length"])

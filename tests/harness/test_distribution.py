@@ -21,6 +21,7 @@ from scipy.stats import chisquare
 from tiny_models import plain_forward, rule_for, tiny_model, tiny_target
 
 import ecospec.harness.decoding as decoding
+import ecospec.harness.drafting as drafting
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Speculation, decode_speculative
 from ecospec.harness.target import Pass, Target
@@ -112,7 +113,7 @@ def sampled(
     monkeypatch: pytest.MonkeyPatch, requests: int, accept: Accept | None = None
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Counts [8, 8, 8] of the outputs of this many requests, and their acceptance length α."""
-    monkeypatch.setattr(decoding, "DrafterSession", Guesses)
+    monkeypatch.setattr(drafting, "DrafterSession", Guesses)
     monkeypatch.setattr(decoding, "unique_pairs", lambda *args: 0)  # only a record, and a third of the time
     if accept is not None:
         monkeypatch.setattr(decoding, "accept", accept)
@@ -144,7 +145,12 @@ def test_the_law_of_the_output_is_the_targets(monkeypatch: pytest.MonkeyPatch) -
 
 
 def accept_any(
-    tree: DraftTree, nodes: npt.NDArray[np.int64], logits: torch.Tensor, chooser: TokenChooser, position: int
+    tree: DraftTree,
+    nodes: npt.NDArray[np.int64],
+    logits: torch.Tensor,
+    chooser: TokenChooser,
+    position: int,
+    greedy: Sequence[int] | None = None,
 ) -> tuple[list[int], int]:
     """Wrong: takes the first selected child, whatever the target says."""
     selected, node, rows = [int(n) for n in nodes], 0, [0]
@@ -155,7 +161,12 @@ def accept_any(
 
 
 def accept_each_by_its_probability(
-    tree: DraftTree, nodes: npt.NDArray[np.int64], logits: torch.Tensor, chooser: TokenChooser, position: int
+    tree: DraftTree,
+    nodes: npt.NDArray[np.int64],
+    logits: torch.Tensor,
+    chooser: TokenChooser,
+    position: int,
+    greedy: Sequence[int] | None = None,
 ) -> tuple[list[int], int]:
     """Wrong, and found in the field: tries each child with the target's p, and on rejecting all draws again
     from the whole distribution, so that a rejected token can come back."""
@@ -173,7 +184,12 @@ def accept_each_by_its_probability(
 
 
 def accept_at_one_position(
-    tree: DraftTree, nodes: npt.NDArray[np.int64], logits: torch.Tensor, chooser: TokenChooser, position: int
+    tree: DraftTree,
+    nodes: npt.NDArray[np.int64],
+    logits: torch.Tensor,
+    chooser: TokenChooser,
+    position: int,
+    greedy: Sequence[int] | None = None,
 ) -> tuple[list[int], int]:
     """Wrong: the right walk, with the same noise for every token."""
     return decoding_accept(tree, nodes, logits, _Stuck(chooser), 0)

@@ -12,43 +12,61 @@ import pytest
 from ecospec.errors import UserError
 from ecospec.harness import runner
 from ecospec.harness.records import AR, read_records
-from ecospec.harness.requests import Request, check_conversations, next_prompt, turn_ids
+from ecospec.harness.requests import Renderer, Request, turn_ids
+from ecospec.harness.target import Geometry
 from ecospec.suites import Problem
 
 
 class Words:
     """A tokenizer with one token a word."""
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": list(range(len(text.split())))}
 
 
-def request(follow_ups: tuple[str, ...] = (), turn: int = 0) -> Request:
-    problem = Problem("p-0", "User: hi\n\nAssistant:", (), "", {}, follow_ups)
-    return Request(problem, problem.prompt, (1, 2, 3), 8, turn)
+def renderer(max_new_tokens: int = 4, context: int = 100, vocab: int = 50) -> Renderer:
+    geometry = Geometry(vocab, 8, 2, 2, 4, 2, context, 1, 1)
+    return Renderer(Words(), geometry, "mine", max_new_tokens)
+
+
+def problem(*follow_ups: str) -> Problem:
+    return Problem("p-0", "User: hi\n\nAssistant:", (), "", {}, follow_ups)
 
 
 def test_the_next_prompt_holds_the_answer_to_the_last_character() -> None:
-    first = request(("\n\nUser: and then?\n\nAssistant:",))
+    render = renderer()
+    first = render.first(problem("\n\nUser: and then?\n\nAssistant:"))
     answer = "  Hello,\n\n world \t"
-    assert next_prompt(first, answer) == f"User: hi\n\nAssistant:{answer}\n\nUser: and then?\n\nAssistant:"
-    assert next_prompt(request(first.problem.follow_ups, turn=1), answer) is None
-    assert next_prompt(request(), answer) is None
+    second = render.follow(first, answer)
+    assert second is not None
+    assert second.prompt == f"User: hi\n\nAssistant:{answer}\n\nUser: and then?\n\nAssistant:"
+    assert second.turn == 1
+    assert len(second.ids) == len(second.prompt.split())
+    assert render.follow(second, answer) is None
+    assert render.follow(render.first(problem()), answer) is None
 
 
 def test_turns_are_counted_in_a_conversation_only() -> None:
-    assert request().id == "p-0"
-    assert turn_ids(request()) == ["p-0"]
-    assert turn_ids(request(("a", "b"))) == ["p-0.1", "p-0.2", "p-0.3"]
-    assert request(("a", "b"), turn=1).id == "p-0.2"
+    assert renderer().first(problem()).id == "p-0"
+    assert turn_ids(problem()) == ["p-0"]
+    assert turn_ids(problem("a", "b")) == ["p-0.1", "p-0.2", "p-0.3"]
+    first = renderer().first(problem("a", "b"))
+    second = renderer().follow(first, "x")
+    assert second is not None
+    assert (first.id, second.id) == ("p-0.1", "p-0.2")
 
 
 def test_a_conversation_that_may_outgrow_the_context_is_refused_before_it_begins() -> None:
-    asked = [request(("one two three",))]
-    check_conversations(asked, Words(), max_new_tokens=4, context=11)
+    asked = problem(" one two three")
+    renderer(context=11).first(asked)
     with pytest.raises(UserError, match=r"prompt 'p-0': its last turn may need 10 tokens, the target's context is 10"):
-        check_conversations(asked, Words(), max_new_tokens=4, context=10)
-    check_conversations([request()], Words(), max_new_tokens=400, context=10)  # one turn is cut where AR's is
+        renderer(context=10).first(asked)
+    renderer(400, context=10).first(problem())  # one turn is cut where AR's is
+
+
+def test_a_tokenizer_of_another_target_is_refused() -> None:
+    with pytest.raises(UserError, match="its tokenizer gives token 2 for p-0, but it has embeddings for 2"):
+        renderer(vocab=2).first(problem())
 
 
 def test_a_two_turn_run_asks_the_second_question_after_the_first_answer(
@@ -57,9 +75,9 @@ def test_a_two_turn_run_asks_the_second_question_after_the_first_answer(
     asked: dict[str, str] = {}
     real = runner.Bench.generate
 
-    def generate(self: Any, request: Request, method: Any, limit: int | None = None) -> Any:
-        asked[request.id] = request.prompt
-        return real(self, request, method, limit)
+    def generate(self: Any, requests: list[Request], method: Any, limit: int | None = None) -> Any:
+        asked.update((request.id, request.prompt) for request in requests)
+        return real(self, requests, method, limit)
 
     monkeypatch.setattr(runner.Bench, "generate", generate)
     ran = bench("--policy", "confidence,marginal", "--limit", 2, "--output", "out", suite="mtbench")

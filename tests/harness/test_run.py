@@ -50,7 +50,7 @@ def test_the_manifest_is_complete_and_written_before_the_first_token(
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "decode_ar", stop)
+    monkeypatch.setattr(runner, "decode_ar_batch", stop)
     ran = bench("--output", "out", "--temperature", 0.7, "--seed", 3)
     assert ran.code == 130
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))
@@ -132,8 +132,8 @@ def test_a_wrong_acceptance_rule_is_found_and_fails_the_command(
 ) -> None:
     real = decoding.accept
 
-    def wrong(tree: Any, nodes: Any, logits: Any, chooser: Any, position: int) -> Any:
-        rows, token = real(tree, nodes, logits, chooser, position)
+    def wrong(tree: Any, nodes: Any, logits: Any, chooser: Any, position: int, greedy: Any) -> Any:
+        rows, token = real(tree, nodes, logits, chooser, position, greedy)
         return rows, (token + 1) % 300 if position == 4 else token
 
     monkeypatch.setattr(decoding, "accept", wrong)

@@ -12,7 +12,8 @@ import pytest
 
 from ecospec.harness.records import AR, PromptRecord
 from ecospec.harness.report import MethodInfo, Report, summarise
-from ecospec.harness.summary import suites_asked, summary_header, summary_json, summary_lines, summary_markdown
+from ecospec.harness.several import suites_asked
+from ecospec.harness.summary import summary_header, summary_json, summary_lines, summary_markdown
 
 KNOWN = ["a", "b", "c"]
 
@@ -66,7 +67,7 @@ def report(ar: float, policy: float, steps: int, pairs: int, score: float | None
 def test_every_suite_weighs_the_same_in_the_average() -> None:
     reports = {"x": report(12.0, 6.0, 4, 40, 1.0), "y": report(12.0, 12.0, 6, 72, 0.0)}
     lines = summary_lines(reports, "mine")
-    assert summary_header() == ["suite", "speed-up", "decode only", "α", "E", "ρ", "score", "prompts", "lossless"]
+    assert summary_header() == ["run", "speed-up", "decode only", "α", "E", "ρ", "score", "prompts", "lossless"]
     # speed-up end to end: 13 / 7 and 13 / 13; decode only: 2 and 1; α: 12 / 4 and 12 / 6; E: 40 / 4 / 2 and 72 / 6 / 2;
     # ρ: (12 / 12) / (6 / 4) and (12 / 12) / (12 / 6)
     assert lines == [
@@ -95,8 +96,8 @@ def test_several_suites_run_with_one_model_into_one_folder(bench: Callable[..., 
     names = {"amc", "mtbench", "suites.json", "summary.json", "summary.md"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
-    assert list(summary["suites"]) == ["amc", "mtbench"]
-    assert summary["suites"]["mtbench"]["prompts"] == 2
+    assert list(summary["runs"]) == ["amc", "mtbench"]
+    assert summary["runs"]["mtbench"]["prompts"] == 2
     assert "average" in ran.out
     assert "run folder: out" in ran.out
 

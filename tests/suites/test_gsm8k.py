@@ -166,7 +166,7 @@ def test_filters_and_metrics_are_those_of_the_gsm8k_task_that_lm_eval_ships() ->
 def test_task_file_scores_the_worked_answers_as_right_and_others_as_wrong() -> None:
     columns = {"question": "string", "answer": "string"}
     with quiet():
-        task = load_task(FOLDER, "gsm8k", splits={"train": EXEMPLARS, "test": SAMPLE}, columns=columns)
+        task = load_task(FOLDER / "gsm8k.yaml", "gsm8k", splits={"train": EXEMPLARS, "test": SAMPLE}, columns=columns)
         task.build_all_requests(rank=0, world_size=1)
         for index, instance in enumerate(task.instances):
             right = SAMPLE[index]["answer"]

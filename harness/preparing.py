@@ -1,0 +1,127 @@
+"""Before a run: its options are checked, and its parts loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from ecospec.errors import UserError
+from ecospec.harness.config import CHECKS, RunConfig
+from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
+from ecospec.harness.loading import (
+    DTYPES,
+    LoadedTarget,
+    check_folder,
+    embedded_facts,
+    embedded_folder,
+    load_target,
+)
+from ecospec.harness.plugins import Plugins
+from ecospec.harness.records import AR
+from ecospec.policies import Policy, spec_of
+from ecospec.predictors.placing import place
+from ecospec.suites import EMBEDDED, HUB
+
+MOST_THREADS = 1024
+MOST_NODES = 4096
+"""Largest draft tree; its ancestor matrix is quadratic in the nodes."""
+
+
+Parts: TypeAlias = tuple[LoadedTarget, Eagle3Head, Path | None]
+"""Target, drafter, and the folder of the embedded model where that is used."""
+
+
+def data_of(config: RunConfig) -> str:
+    """Where the problems come from: what was asked for, or what goes with the target."""
+    return config.data if config.data is not None else (EMBEDDED if config.target is None else HUB)
+
+
+def check_options(config: RunConfig) -> None:
+    """Refuse numbers and names that no run can have.
+
+    Raises:
+        UserError: naming the option, the value and what was expected.
+    """
+    for name in ("max_new_tokens", "budget", "draft_steps", "draft_topk", "batch_size", "threads", "widen"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected an integer of at least 1")
+    if config.threads is not None and config.threads > MOST_THREADS:
+        raise UserError(f"--threads {config.threads}: expected an integer of at most {MOST_THREADS}")
+    nodes = 1 + config.draft_topk + (config.draft_steps - 1) * config.draft_topk**2
+    if nodes > MOST_NODES:
+        raise UserError(
+            f"--draft-steps {config.draft_steps} with --draft-topk {config.draft_topk}: a draft tree of {nodes} "
+            f"nodes; expected at most {MOST_NODES}"
+        )
+    if config.target is not None:
+        if config.drafter is None:
+            raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
+        check_folder(config.target)
+    if config.check not in CHECKS:
+        raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
+    if not config.policy:
+        raise UserError("no policy given; expected --policy NAME (see: ecospec-bench plugins)")
+
+
+def create_policies(plugins: Plugins, specs: Sequence[str]) -> dict[str, Policy]:
+    """Policies by label, in the order asked for; one asked for twice is run once."""
+    policies: dict[str, Policy] = {}
+    for spec in specs:
+        policy = plugins.create_policy(spec)
+        policies.setdefault(spec_of(policy), policy)
+    if AR in policies:
+        raise UserError(f"a policy cannot be called {AR}, the name of plain decoding")
+    return policies
+
+
+def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
+    """The device and dtype that ``auto`` stands for."""
+    cuda = torch.cuda.is_available()
+    device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UserError(f"--device {device}: expected cpu, cuda or cuda:N") from error
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not cuda):
+        found = "a CUDA device is present" if cuda else "no CUDA device is present"
+        raise UserError(f"--device {device}: expected cpu or cuda; {found}")
+    if config.dtype == "auto":
+        return device, torch.float32 if kind == "cpu" or config.target is None else torch.bfloat16
+    if config.dtype not in DTYPES:
+        raise UserError(f"--dtype {config.dtype}: expected auto, {', '.join(DTYPES)}")
+    return device, DTYPES[config.dtype]
+
+
+def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
+    """Target, drafter, and the folder of the embedded model where that is used."""
+    bundle = embedded_folder() if config.target is None else None
+    # A target of one's own without a drafter has been refused.
+    drafter = embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
+    widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
+    name = str(bundle / "target") if bundle else str(config.target)
+    loaded = load_target(name, dtype=dtype, device=device, widen=widen)
+    geometry = loaded.target.geometry
+    head = load_eagle3(
+        drafter,
+        target_vocab=geometry.vocab_size,
+        target_hidden=geometry.hidden_size,
+        target_layers=geometry.layers,
+    )
+    try:
+        loaded.target.read_features(head.config.feature_layers or ())
+    except UserError as error:
+        raise UserError(f"drafter {drafter}: {error}") from error
+    return loaded, place(head, device, dtype), bundle
+
+
+def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that the checkpoint or its tokenizer calls the end of a sequence."""
+    found: set[int] = set()
+    for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
+        value = getattr(owner, "eos_token_id", None)
+        found.update([value] if isinstance(value, int) else value or ())
+    return frozenset(found)

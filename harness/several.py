@@ -1,0 +1,57 @@
+"""Several runs asked for at once: which they are, and whether their outputs agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ecospec.errors import UserError, nearest
+from ecospec.harness.config import RunConfig
+from ecospec.harness.records import PromptRecord
+
+
+def suites_asked(text: str, known: Sequence[str]) -> list[str]:
+    """The suites of ``--suite``: one, several separated by commas, or ``all``, each once and in that order."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    asked = [each for name in names or [text] for each in (known if name == "all" else [name])]
+    return list(dict.fromkeys(asked))
+
+
+def planned(config: RunConfig, suites: Sequence[str], batch_sizes: Sequence[int]) -> dict[str, RunConfig]:
+    """The runs by name, which is also that of their folder: every suite at every batch size.
+
+    Raises:
+        UserError: an unknown suite, or data of one suite for several.
+    """
+    from ecospec.harness.preparing import data_of
+    from ecospec.suites import EMBEDDED, HUB, suite_names
+
+    if len(suites) > 1 and (data_of(config) not in (EMBEDDED, HUB) or config.revision is not None):
+        raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
+    known = suite_names()
+    for suite in suites:
+        if suite not in known:
+            raise UserError(f"no suite {suite!r}; {nearest(suite, known)}")
+    runs = {}
+    for suite in suites:
+        for size in batch_sizes:
+            parts = [suite] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
+            runs["-".join(parts)] = dataclasses.replace(config, suite=suite, batch_size=size)
+    return runs
+
+
+def sizes_of(runs: Mapping[str, RunConfig]) -> list[int]:
+    """The batch sizes of some runs, each once."""
+    return list(dict.fromkeys(run.batch_size for run in runs.values()))
+
+
+def different_outputs(runs: Mapping[str, RunConfig], records: Mapping[str, Sequence[PromptRecord]]) -> list[str]:
+    """Prompts for which some method emits other tokens at one batch size than at another."""
+    emitted: dict[str, list[int]] = {}
+    different: dict[str, None] = {}
+    for name in runs:
+        for record in records[name]:
+            # One reference for all methods: at each batch size they are compared with plain decoding as well.
+            if emitted.setdefault(f"{record.prompt_id} by {record.method}", record.tokens) != record.tokens:
+                different[f"{record.prompt_id} by {record.method}"] = None
+    return list(different)
