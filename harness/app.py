@@ -24,6 +24,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
 
 if TYPE_CHECKING:  # they import torch, or what the commands that do not run need not wait for
+    from ecospec.harness.plugins import Plugins
     from ecospec.harness.report import Report
     from ecospec.harness.runner import Bench
 
@@ -64,14 +65,16 @@ class Outcome:
 def run_command(config: RunConfig, batch_sizes: Sequence[int] = (1,)) -> int:
     """Run the bench over one suite or several, at one batch size or several; returns the exit code."""
     quieten()
+    from ecospec.harness.plugins import load_plugins
     from ecospec.harness.several import planned, suites_asked
-    from ecospec.suites import SUITES, suite_names
+    from ecospec.suites import SUITES
 
-    names = suites_asked(config.suite, [name for name in SUITES if name in suite_names()])
+    names = suites_asked(config.suite, SUITES)
     with as_user_errors(config):
         if len(names) == len(batch_sizes) == 1:
             return run_one(dataclasses.replace(config, suite=names[0]))
-        return run_several(config, planned(config, names, batch_sizes))
+        plugins = load_plugins()
+        return run_several(config, planned(config, names, batch_sizes, plugins), plugins)
 
 
 def run_one(config: RunConfig) -> int:
@@ -85,7 +88,7 @@ def run_one(config: RunConfig) -> int:
     return outcome.code
 
 
-def run_several(config: RunConfig, runs: dict[str, RunConfig]) -> int:
+def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
     from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
@@ -100,7 +103,7 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig]) -> int:
         folder = parent / name
         resume = config.resume and (folder / MANIFEST).is_file()
         each = dataclasses.replace(run, output=folder, resume=resume)
-        bench = Bench(each, first.plugins, first.parts) if first else Bench(each)
+        bench = Bench(each, plugins, first.parts if first else None)
         first = first or bench
         benches[name] = (each, bench)
     open_parent(parent, list(runs))
@@ -250,6 +253,21 @@ def plugins_command() -> None:
             )
             table.add_row(*map(Text, (names, parameters or "–", row.provider, row.doc)))
         console.print(table)
+    console.print(suites_table(plugins))
+
+
+def suites_table(plugins: Plugins) -> Table:
+    """The suites, ecospec's own first."""
+    from ecospec.suites.task_file import builtin_files, read_task_file
+
+    table = Table(title="suites", title_justify="left", title_style="bold")
+    for column in ("suite", "data set", "worked examples", "from"):
+        table.add_column(column, overflow="fold")
+    own = [(read_task_file(path, builtin=True), "ecospec") for path in builtin_files().values()]
+    others = [(task_file, plugins.suites.providers[name]) for name, task_file in plugins.suites.files.items()]
+    for task_file, provider in (*own, *others):
+        table.add_row(*map(Text, (task_file.name, task_file.data_set or "–", str(task_file.num_fewshot), provider)))
+    return table
 
 
 def check_training(options: dict[str, Any]) -> None:

@@ -42,15 +42,22 @@ class Chat:
         """
         messages = [{"role": "system", "content": self.system}] if self.system is not None else []
         messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        return self.render_messages(messages)
+
+    def render_messages(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """Messages with a role and content each; the last is the model's to go on with, or to answer.
+
+        Raises:
+            UserError: the template refuses them.
+        """
+        ending = {"add_generation_prompt": True} if add_generation_prompt else {"continue_final_message": True}
         try:
-            prompt: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **dict(self.switches)
-            )
+            prompt: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **ending, **dict(self.switches))
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
-                f"the target's chat template refuses this ({reason}); expected a template for "
-                f"{'system, ' if self.system is not None else ''}user and assistant messages, or --chat-template off"
+                f"the target's chat template refuses its messages ({reason}); expected a template for "
+                f"{', '.join(dict.fromkeys(message['role'] for message in messages))}, or --chat-template off"
             ) from error
         return prompt
 

@@ -275,7 +275,8 @@ def decode_speculative_batch(target: Target, method: Speculation, streams: Seque
         wall = time.perf_counter() - began - watch.excluded_seconds
         pairs = unique_pairs(step.whole.routing, target.geometry.experts)
         for row, i in enumerate(before):
-            overlap = _overlap(experts and experts[row], selected[row], parts[row].routing, target.geometry.experts)
+            sets = None if experts is None else experts[row]
+            overlap = _overlap(sets, selected[row], parts[row].routing, target.geometry.experts)
             generations[i].decode_seconds += wall / len(before)
             generations[i].steps.append(
                 StepRecord(len(blocks[row]), len(selected[row]), pairs, seconds, overlap, len(before))

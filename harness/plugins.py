@@ -1,4 +1,4 @@
-"""Finds the installed plugins and fills the registries of policies and predictors.
+"""Finds the installed plugins and fills the registries of policies, predictors and suites.
 
 The order is pluggy's usual one: hook specifications, then entry points, then the built-ins, which are
 plugins like any other. A plugin that does not work is named in a warning and left out, so that it
@@ -14,19 +14,22 @@ import importlib
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pluggy
 
 import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
+import ecospec.suites.hookspecs
 from ecospec.errors import UserError, nearest
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
 from ecospec.policies.spec import one_line
 from ecospec.predictors.contract import Predictor
+from ecospec.suites.task_file import InstalledSuites, find_task_file
 
 ENTRY_POINT_GROUP: Final = "ecospec"
 ENVIRONMENT_VARIABLE: Final = "ECOSPEC_PLUGINS"
@@ -51,9 +54,9 @@ class BrokenPlugin:
     claims: frozenset[str]
     """What a user may type who means it."""
     kind: str = ""
-    """"policy" or "predictor"; empty when the plugin as a whole does not load."""
+    """"policy", "predictor" or "suite"; empty when the plugin as a whole does not load."""
     part: str = ""
-    """The class that was left out; empty when it was more than one class."""
+    """The class or file that was left out; empty when it was more than one."""
 
     def __str__(self) -> str:
         what = f"{self.part} of plugin" if self.part else "plugin"
@@ -66,7 +69,16 @@ class Plugins:
 
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy", Policy))
     predictors: Registry[Predictor] = field(default_factory=lambda: Registry("predictor", Predictor))
+    suites: InstalledSuites = field(default_factory=InstalledSuites)
     broken: list[BrokenPlugin] = field(default_factory=list)
+
+    def check_suite(self, name: str) -> None:
+        """Check that there is a suite of this name or path.
+
+        Raises:
+            UserError: there is none, its task file does not fit, or a broken plugin claims the name.
+        """
+        self._check_claims("suite", name, lambda: find_task_file(name, self.suites.paths), name in self.suites.files)
 
     def create_policy(self, spec: str) -> Policy:
         """The policy that a spec such as `marginal:epsilon=0.5` describes.
@@ -82,25 +94,27 @@ class Plugins:
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
+        self._check_claims(registry.kind, name, lambda: registry.get(name), name in registry)
+        return registry.create(spec)
+
+    def _check_claims(self, kind: str, name: str, find: Callable[[], object], found: bool) -> None:
+        """Raise what `find` raises, or that a broken plugin claims the name."""
         claimants = [
             plugin
             for plugin in self.broken
-            if plugin.kind in ("", registry.kind)
-            and (name in plugin.claims or (name == plugin.name and name not in registry))
+            if plugin.kind in ("", kind) and (name in plugin.claims or (name == plugin.name and not found))
         ]
         if claimants:
             raise UserError(
-                f"{registry.kind} {name!r}: {claimants[0]}; mend or uninstall it, "
-                f"or leave it out of {ENVIRONMENT_VARIABLE}"
+                f"{kind} {name!r}: {claimants[0]}; mend or uninstall it, or leave it out of {ENVIRONMENT_VARIABLE}"
             )
         try:
-            registry.get(name)
+            find()
         except UserError as error:
             if not self.broken:
                 raise
             reasons = "; ".join(map(str, self.broken))
             raise UserError(f"{error}; it may belong to a broken plugin: {reasons}") from None
-        return registry.create(spec)
 
 
 def load_plugins() -> Plugins:
@@ -112,6 +126,7 @@ def load_plugins() -> Plugins:
     manager = pluggy.PluginManager("ecospec")
     manager.add_hookspecs(ecospec.policies.hookspecs)
     manager.add_hookspecs(ecospec.predictors.hookspecs)
+    manager.add_hookspecs(ecospec.suites.hookspecs)
 
     plugins = Plugins()
     providers: list[tuple[str, str]] = []
@@ -176,19 +191,20 @@ def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
 
 
 def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provider: str) -> None:
-    """Call the hooks of one plugin, and register the classes that it returns."""
+    """Call the hooks of one plugin, and register the classes and task files that it returns."""
     plugin = manager.get_plugin(name)
     others = [other for other in manager.get_plugins() if other is not plugin]
-    registries: dict[str, Registry[Any]] = {
+    registries: dict[str, Registry[Any] | InstalledSuites] = {
         "ecospec_policies": plugins.policies,
         "ecospec_predictors": plugins.predictors,
+        "ecospec_suites": plugins.suites,
     }
     for hook, registry in registries.items():
         call = manager.subset_hook_caller(hook, remove_plugins=others)
         try:
             returned = call()
             if not returned and hasattr(plugin, hook):  # pluggy drops a None
-                raise TypeError(f"{hook} returned nothing; expected a list of classes")
+                raise TypeError(f"{hook} returned nothing; expected a list of {_items(hook)}")
             classes = [cls for each in returned for cls in _as_list(hook, each)]
         except KeyboardInterrupt:
             raise
@@ -200,14 +216,18 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
                 _check_needs(cls)
                 registry.register(cls, provider)
             except Exception as error:
-                part = getattr(cls, "__name__", "a class")
+                part = getattr(cls, "__name__", str(cls) if hook == "ecospec_suites" else "a class")
                 _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind, part=part)
 
 
 def _as_list(hook: str, returned: object) -> Iterable[Any]:
     if not isinstance(returned, list | tuple):
-        raise TypeError(f"{hook} returned a {type(returned).__name__}, expected a list of classes")
+        raise TypeError(f"{hook} returned a {type(returned).__name__}, expected a list of {_items(hook)}")
     return returned
+
+
+def _items(hook: str) -> str:
+    return "paths of task files" if hook == "ecospec_suites" else "classes"
 
 
 def _check_needs(cls: object) -> None:
@@ -218,11 +238,13 @@ def _check_needs(cls: object) -> None:
 
 
 def _names_of(cls: object) -> Iterator[str]:
-    """The names that a refused class gives itself; an inherited name is not meant."""
+    """The names that a refused class or task file gives itself; an inherited name is not meant."""
+    if isinstance(cls, str | Path):  # a suite is named in its file; by custom the file is named after it
+        yield Path(cls).stem
     own = vars(cls) if isinstance(cls, type) else {}
     aliases = own.get("aliases", ())
     candidates = (own.get("name"), *(aliases if isinstance(aliases, tuple | list) else ()))
-    return (name for name in candidates if isinstance(name, str))
+    yield from (name for name in candidates if isinstance(name, str))
 
 
 def _leave_out(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
+from ecospec.harness.decoding import Speculation
 from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
 from ecospec.harness.loading import (
     DTYPES,
@@ -18,10 +19,12 @@ from ecospec.harness.loading import (
     embedded_facts,
     embedded_folder,
     load_target,
+    target_view,
 )
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import AR
-from ecospec.policies import Policy, spec_of
+from ecospec.policies import ExpertNeed, Policy, spec_of
+from ecospec.predictors.contract import BoundPredictor, Predictor
 from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, HUB
 
@@ -116,6 +119,24 @@ def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
     except UserError as error:
         raise UserError(f"drafter {drafter}: {error}") from error
     return loaded, place(head, device, dtype), bundle
+
+
+def load_speculations(
+    config: RunConfig, policies: Mapping[str, Policy], predictor: Predictor, parts: Parts
+) -> dict[str, Speculation]:
+    """A speculative method for each policy, by its label; the predictor is loaded where one needs it.
+
+    Raises:
+        UserError: the predictor does not fit the target.
+    """
+    loaded, head, bundle = parts
+    bound: BoundPredictor | None = None
+    if any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values()):
+        bound = predictor.bind(target_view(loaded.target, bundle and bundle / "predictor"))
+    return {
+        label: Speculation(policy, head, config.budget, config.draft_steps, config.draft_topk, bound, predictor.oracle)
+        for label, policy in policies.items()
+    }
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

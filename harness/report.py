@@ -147,6 +147,16 @@ class Report:
     always_read_bytes: int
     rows: tuple[MethodRow, ...]
 
+    @property
+    def any_score(self) -> bool:
+        """Whether anything was scored."""
+        return any(row.score is not None for row in self.rows)
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether any step was over several prompts."""
+        return any((row.rows_per_step or 1.0) > 1.0 for row in self.rows)
+
 
 def summarise(
     records: Sequence[PromptRecord],

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.report import Report
-from ecospec.harness.report_text import NONE, Line, headline, notes, table_lines
+from ecospec.harness.report_notes import NONE, headline, notes
+from ecospec.harness.report_text import Line, table_lines
 
 RUN_KEYS = {
     "suite": "suite",

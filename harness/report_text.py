@@ -1,8 +1,8 @@
-"""A report in words: the table's lines, the notes a reader must not miss, and both on a terminal."""
+"""A report in words: the table's lines, and the table with its notes on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,10 @@ from rich.text import Text
 
 from ecospec.harness.records import AR
 from ecospec.harness.report import Lossless, MethodRow, Report
+from ecospec.harness.report_notes import NONE, headline, notes, percent
 from ecospec.harness.stats import Ratio
 
-NONE = "–"
-FEW_PROMPTS = 20
-"""Below this number of prompts, a bootstrap over prompts gives intervals that are too narrow."""
-EMBEDDED = "embedded"
 SCORE_MEANING = "mean over prompts of the suite's own metric; where the output is lossless, all methods have AR's"
-LOW_BANDWIDTH_SHARE = 0.5
-"""Below this share of the copy bandwidth, a pass is said not to be bound by reading weights."""
-OVERHEAD_SHARE = 0.30
-"""Above this share of a step outside the target's forward pass, a row is said to measure overhead."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,13 @@ class Line:
 
 def table_lines(report: Report) -> list[Line]:
     """Every line of the table, top to bottom; the terminal, Markdown and the definitions all read it."""
-    return [*_speed_lines(report), *_verification_lines(), *_time_lines(), *_byte_lines(), *_lossless_lines(report)]
+    return [
+        *_speed_lines(report),
+        *_verification_lines(report),
+        *_time_lines(),
+        *_byte_lines(),
+        *_lossless_lines(report),
+    ]
 
 
 def _speed_lines(report: Report) -> list[Line]:
@@ -78,7 +77,13 @@ def _speed_lines(report: Report) -> list[Line]:
     ]
 
 
-def _verification_lines() -> list[Line]:
+def _verification_lines(report: Report) -> list[Line]:
+    rows_per_step = Line(
+        "prompts per step",
+        lambda r: _number(r.rows_per_step, 2),
+        "prompts decoded in a step, on average; a batch gets smaller as its prompts end. A step of a batch counts "
+        "once in E, every T and the bytes, and α and verified tokens are per prompt",
+    )
     return [
         Line(
             "acceptance length α",
@@ -97,9 +102,10 @@ def _verification_lines() -> list[Line]:
             lambda r: _number(r.verified_tokens, 2),
             "Σ selected nodes / Σ steps, root included",
         ),
+        *([rows_per_step] if report.in_batches else []),
         Line(
             "predicted overlap",
-            lambda r: _percent(r.predicted_overlap),
+            lambda r: percent(r.predicted_overlap),
             "share of the verified nodes' true experts that were predicted, mean over steps",
             ends_group=True,
         ),
@@ -118,7 +124,7 @@ def _time_lines() -> list[Line]:
         Line("T_commit", phase("commit")),
         Line(
             "outside the target's pass",
-            lambda r: _percent(r.outside_target),
+            lambda r: percent(r.outside_target),
             "1 − T_verify / the sum of all T",
         ),
         Line(
@@ -149,7 +155,7 @@ def _byte_lines() -> list[Line]:
         ),
         Line(
             "share of copy bandwidth",
-            lambda r: _percent(r.bandwidth_share),
+            lambda r: percent(r.bandwidth_share),
             "achieved GB/s over what the device copies, bytes read and written, measured before the run",
             ends_group=True,
         ),
@@ -157,13 +163,17 @@ def _byte_lines() -> list[Line]:
 
 
 def _lossless_lines(report: Report) -> list[Line]:
+    def is_reference(row: MethodRow) -> bool:
+        # In a batch AR too is compared with each prompt's own run.
+        return row.label == AR and (row.rows_per_step or 1.0) <= 1.0
+
     def unless_ar(cell: Callable[[Lossless], str]) -> Callable[[MethodRow], str]:
-        return lambda row: NONE if row.label == AR else cell(row.lossless)
+        return lambda row: NONE if is_reference(row) else cell(row.lossless)
 
     return [
         Line(
             "lossless",
-            lambda r: "reference" if r.label == AR else r.lossless.verdict,
+            lambda r: "reference" if is_reference(r) else r.lossless.verdict,
             "the worst verdict over all prompts: exact, ties (every difference from AR lies within measured "
             "numeric noise) or violated",
         ),
@@ -173,167 +183,8 @@ def _lossless_lines(report: Report) -> list[Line]:
             "  largest gap of a tie",
             unless_ar(lambda found: f"{found.largest_gap:.2g}" if found.ties else NONE),
         ),
-        *([Line("score", lambda r: _percent(r.score), SCORE_MEANING)] if any_score(report) else []),
+        *([Line("score", lambda r: percent(r.score), SCORE_MEANING)] if report.any_score else []),
     ]
-
-
-def any_score(report: Report) -> bool:
-    """Whether anything was scored."""
-    return any(row.score is not None for row in report.rows)
-
-
-def headline(report: Report, manifest: Mapping[str, Any]) -> str:
-    """Where the data come from, and what was run on what; the first line a reader sees."""
-    threads = manifest.get("threads")
-    parts = [
-        str(manifest.get("source") or "data source not recorded"),
-        str(manifest.get("suite") or ""),
-        f"target {manifest.get('target') or 'not recorded'}{_widening(manifest)}",
-        f"{report.prompts} prompt{'s' if report.prompts != 1 else ''}",
-        f"γ = {manifest['budget']}" if "budget" in manifest else "",
-        f"T = {manifest['temperature']:g}" if "temperature" in manifest else "",
-        str(manifest.get("dtype") or ""),
-        str(manifest.get("device") or ""),
-        f"{threads} thread{'s' if threads != 1 else ''}" if threads else "",
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def _widening(manifest: Mapping[str, Any]) -> str:
-    widened = manifest.get("widened") or 1
-    if widened <= 1:
-        return ""
-    return (
-        f" (experts widened ×{widened} without changing the function, so that reading them takes a "
-        "larger part of a verification step)"
-    )
-
-
-def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that a reader of the table must know."""
-    return [
-        *_prompt_notes(report),
-        *_caution_notes(report, manifest),
-        *_lossless_notes(report, str(manifest.get("dtype") or "")),
-        *_score_notes(report, manifest),
-        *_verification_only_notes(report),
-        *_interval_notes(report),
-        *_overhead_notes(report),
-    ]
-
-
-def _prompt_notes(report: Report) -> Iterator[str]:
-    if report.prompts < report.prompts_begun:
-        yield (
-            f"{report.prompts} of {report.prompts_begun} prompts were finished by every method; only these are counted"
-        )
-    if report.prompts_without_step:
-        yield (
-            f"{report.prompts_without_step} of {report.prompts} prompts ended at the first token, which the "
-            "prefill gives: they have no decode step and are in the end-to-end figures alone"
-        )
-
-
-def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
-    if 0 < report.prompts < FEW_PROMPTS:
-        yield (
-            f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by; "
-            f"intervals over fewer than {FEW_PROMPTS} are too narrow"
-        )
-    if manifest.get("suite_note"):
-        yield str(manifest["suite_note"])
-    if manifest.get("target") == EMBEDDED:
-        yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
-
-
-def _lossless_notes(report: Report, dtype: str) -> Iterator[str]:
-    rows = [row for row in report.rows if row.label != AR]
-    said: dict[str, list[str]] = {}
-    for row in rows:
-        said.setdefault(_lossless_sentence(row.lossless, report.check, dtype), []).append(row.label)
-    for sentence, labels in said.items():
-        yield f"lossless: {sentence}" if len(said) == 1 else f"lossless, {', '.join(labels)}: {sentence}"
-
-
-def _lossless_sentence(found: Lossless, check: str, dtype: str) -> str:
-    if not found.checked:
-        return f"not checked (--check {check})"
-    scope = (
-        f"all {found.prompts} prompts"
-        if found.checked == found.prompts
-        else f"the {found.checked} of {found.prompts} prompts that were checked"
-    )
-    tail = f" ({dtype})" if dtype else ""
-    if found.verdict == "exact":
-        return f"every token equals AR's for {scope}{tail}"
-    if found.verdict == "ties":
-        return (
-            f"ties: {found.ties} token(s) differ from AR's over {scope}, each where AR's two best choices "
-            f"are closer than the measured numeric noise; the largest gap is {found.largest_gap:.2g}{tail}"
-        )
-    return f"VIOLATED: {found.violated} of {found.checked} prompts checked emit tokens that AR does not{tail}"
-
-
-def _score_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
-    for row in report.rows:
-        if row.score_differs:
-            yield f"{row.label}: {row.score_differs} text(s) score otherwise than AR's"
-    if any_score(report):
-        yield f"score: {manifest.get('score_metric') or 'by the suite'}, of texts cut at --max-new-tokens"
-    elif manifest.get("score_why_not"):
-        yield f"score: {manifest['score_why_not']}"
-
-
-def _verification_only_notes(report: Report) -> Iterator[str]:
-    labels = [row.label for row in report.rows if row.true_routing]
-    if labels:
-        yield (
-            f"{', '.join(labels)}: verification metrics only. It looks at the target's true routing, which "
-            "an extra pass outside all timing gives, so that a speed-up would be false"
-        )
-
-
-def _interval_notes(report: Report) -> Iterator[str]:
-    missing: dict[str, dict[str, None]] = {}
-    level: dict[str, list[str]] = {}
-    for row in report.rows:
-        for kind, ratio in _ratios(row, report.baseline):
-            if ratio.why is not None:
-                missing.setdefault(ratio.why, {})[row.label] = None
-            elif ratio.value is not None and ratio.interval is not None and 1.0 in ratio.interval:
-                level.setdefault(kind, []).append(row.label)
-    for kind, names in level.items():
-        yield f"{kind} not distinguishable from 1.0 (it lies within the interval): {', '.join(names)}"
-    for why, labels in missing.items():
-        yield f"{', '.join(labels)}: no interval can be given ({why})"
-
-
-def _ratios(row: MethodRow, baseline: str) -> Iterator[tuple[str, Ratio]]:
-    if row.label == AR:
-        return
-    kinds = (
-        ("end-to-end speed-up", row.speedup),
-        ("decode-only speed-up", row.decode_speedup),
-        (f"decode-only speed-up over {baseline}", row.over_baseline),
-    )
-    for kind, ratio in kinds:
-        if ratio is not None:
-            yield kind, ratio
-
-
-def _overhead_notes(report: Report) -> Iterator[str]:
-    shares = [row.bandwidth_share for row in report.rows if row.bandwidth_share is not None and row.label != AR]
-    if shares and max(shares) < LOW_BANDWIDTH_SHARE:
-        yield (
-            f"verification reaches {_percent(max(shares))} of the copy bandwidth at most: it is not bound by reading "
-            "weights here, so that fewer experts save less time than where it is"
-        )
-    for row in report.rows:
-        if row.outside_target is not None and row.outside_target > OVERHEAD_SHARE:
-            yield (
-                f"{row.label}: {_percent(row.outside_target)} of a step is outside the target's forward "
-                "pass: this row measures overhead more than experts"
-            )
 
 
 def terminal_table(report: Report, rows: Sequence[MethodRow]) -> Table:
@@ -381,10 +232,6 @@ def _print_line(console: Console, text: str) -> None:
 
 def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
     return NONE if value is None else f"{value * factor:,.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.1f} %"
 
 
 def _value(ratio: Ratio | None) -> str:

@@ -56,7 +56,7 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     Raises:
         UserError: the folder holds another run, or nothing to resume.
     """
-    folder = config.output or new_folder(config.suite)
+    folder = config.output or new_folder(facts["suite"])
     manifest_path = folder / MANIFEST
     if config.resume:
         if config.output is None:

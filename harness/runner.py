@@ -14,7 +14,6 @@ from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
-from ecospec.harness.loading import target_view
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
 from ecospec.harness.manifest import checkpoint_hash, device_facts, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
@@ -25,14 +24,14 @@ from ecospec.harness.preparing import (
     data_of,
     eos_ids,
     load_parts,
+    load_speculations,
     resolve_device,
 )
 from ecospec.harness.records import AR, PromptRecord, append_records, read_records
 from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
-from ecospec.policies import ExpertNeed
-from ecospec.predictors.contract import BoundPredictor, Predictor
+from ecospec.predictors.contract import Predictor
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -88,30 +87,23 @@ class Bench:
         policies = create_policies(plugins, (config.baseline, *config.policy))
         predictor: Predictor = plugins.create_predictor(config.predictor)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
-        self.suite: Suite = load_suite(config.suite, data=data_of(config), limit=config.limit, revision=config.revision)
+        plugins.check_suite(config.suite)
+        self.suite: Suite = load_suite(
+            config.suite,
+            data=data_of(config),
+            limit=config.limit,
+            revision=config.revision,
+            more=plugins.suites.paths,
+        )
         self.scorer = Scorer(self.suite, run_code=config.run_code)
         self.device, dtype = resolve_device(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.parts = parts or load_parts(config, self.device, dtype)
-        self.loaded, self.head, self.bundle = self.parts
+        self.loaded, _, self.bundle = self.parts
         target = self.loaded.target
-        needs = {policy.needs for policy in policies.values()}
-        bound: BoundPredictor | None = None
-        if ExpertNeed.PREDICTED in needs:
-            bound = predictor.bind(target_view(target, self.bundle and self.bundle / "predictor"))
-        self.methods = [Method(AR)]
-        for label, policy in policies.items():
-            speculation = Speculation(
-                policy,
-                self.head,
-                config.budget,
-                config.draft_steps,
-                config.draft_topk,
-                bound,
-                predictor.oracle,
-            )
-            self.methods.append(Method(label, speculation))
+        speculations = load_speculations(config, policies, predictor, self.parts)
+        self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
             self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
         )
@@ -155,6 +147,10 @@ class Bench:
         target_folder = Path(self.loaded.name)
         return {
             **config,
+            "suite": self.suite.name,
+            "suite_file": str(self.suite.task_file.path)
+            if self.suite.task_file and not self.suite.task_file.builtin
+            else None,
             "output": None if output is None else str(output),
             "policy": list(self.config.policy),
             "methods": [method.label for method in self.methods],

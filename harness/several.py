@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
+from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import PromptRecord
 
 
@@ -17,26 +19,30 @@ def suites_asked(text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def planned(config: RunConfig, suites: Sequence[str], batch_sizes: Sequence[int]) -> dict[str, RunConfig]:
+def planned(
+    config: RunConfig, suites: Sequence[str], batch_sizes: Sequence[int], plugins: Plugins
+) -> dict[str, RunConfig]:
     """The runs by name, which is also that of their folder: every suite at every batch size.
 
     Raises:
         UserError: an unknown suite, or data of one suite for several.
     """
     from ecospec.harness.preparing import data_of
-    from ecospec.suites import EMBEDDED, HUB, suite_names
+    from ecospec.suites import EMBEDDED, HUB
 
     if len(suites) > 1 and (data_of(config) not in (EMBEDDED, HUB) or config.revision is not None):
         raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
-    known = suite_names()
     for suite in suites:
-        if suite not in known:
-            raise UserError(f"no suite {suite!r}; {nearest(suite, known)}")
-    runs = {}
+        plugins.check_suite(suite)
+    runs: dict[str, RunConfig] = {}
     for suite in suites:
         for size in batch_sizes:
-            parts = [suite] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
-            runs["-".join(parts)] = dataclasses.replace(config, suite=suite, batch_size=size)
+            # A suite may be given by the path of its task file.
+            parts = [Path(suite).stem] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
+            name = "-".join(parts)
+            if name in runs:
+                raise UserError(f"two suites are called {Path(suite).stem}; expected task files with different names")
+            runs[name] = dataclasses.replace(config, suite=suite, batch_size=size)
     return runs
 
 

@@ -79,7 +79,7 @@ def paired_ratio(
         return Ratio(None, why="nothing to divide by")
     value = float(_ratio(top, top_per, bottom, bottom_per))
     if len(top) == 1:
-        return Ratio(value, why="a single prompt")
+        return Ratio(value, why="a single prompt or batch")
     if min(top_per.min(), bottom.min(), bottom_per.min()) <= 0:
         return Ratio(value, why="a prompt with nothing to divide by")
     found = bootstrap(

@@ -14,7 +14,7 @@ from rich.text import Text
 from ecospec.harness.records import AR
 from ecospec.harness.report import MethodRow, Report, report_json
 from ecospec.harness.report_markdown import markdown_table
-from ecospec.harness.report_text import NONE
+from ecospec.harness.report_notes import NONE
 from ecospec.harness.stats import Ratio
 
 AVERAGE = "average"
@@ -40,6 +40,7 @@ COLUMNS = (
     Column("α", lambda row: row.acceptance_length, 2),
     Column("E", lambda row: row.active_experts, 2),
     Column("ρ", lambda row: row.rho),
+    Column("tokens/s", lambda row: row.tokens_per_second, 1),
     Column("score", lambda row: row.score, 1, percent=True),
 )
 
@@ -75,10 +76,10 @@ def summary_methods(reports: Mapping[str, Report]) -> list[str]:
 
 
 def summary_tables(reports: Mapping[str, Report], average: bool = True) -> list[Table]:
-    """A table a method for the terminal; AR's is left to the suites' own reports."""
+    """A table a method for the terminal; over suites, AR's is left to the suites' own reports."""
     tables = []
     for method in summary_methods(reports):
-        if method == AR:
+        if method == AR and average:
             continue
         table = Table(title=Text(method), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for index, label in enumerate(summary_header()):
@@ -115,7 +116,7 @@ def _row(report: Report, method: str) -> MethodRow:
 
 
 def _verdict(row: MethodRow) -> str:
-    return "reference" if row.label == AR else row.lossless.verdict
+    return "reference" if row.label == AR and (row.rows_per_step or 1.0) <= 1.0 else row.lossless.verdict
 
 
 def _cell(column: Column, value: float | None) -> str:

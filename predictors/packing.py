@@ -38,16 +38,16 @@ class Packing:
 
     def spread(self, packed: Tensor) -> Tensor:
         """[1, heads, N, D] to [A, heads, n, D]; places without a token hold zeros."""
-        tokens = packed[0].transpose(0, 1)
+        tokens: Tensor = packed[0].transpose(0, 1)
         if self.places is not None:
             spread = tokens.new_zeros(self.rows * self.width, *tokens.shape[1:])
             spread[self.places] = tokens
             tokens = spread
-        return tokens.unflatten(0, (self.rows, self.width)).transpose(1, 2)
+        return tokens.view(self.rows, self.width, *tokens.shape[1:]).transpose(1, 2)
 
     def pack(self, spread: Tensor) -> Tensor:
         """[A, heads, n, D] to [1, heads, N, D], the inverse of `spread`."""
-        tokens = spread.transpose(1, 2).flatten(0, 1)
+        tokens: Tensor = spread.transpose(1, 2).flatten(0, 1)
         if self.places is not None:
             tokens = tokens[self.places]
         return tokens.transpose(0, 1)[None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ecospec.errors import UserError
 from ecospec.suites import lm_task
 from ecospec.suites.loading import Suite
 
@@ -22,7 +23,8 @@ class Scorer:
         Args:
             run_code: whether code that a text holds may run on this machine.
         """
-        self._task = suite.task
+        self._task, self._name = suite.task, suite.name
+        self._own = suite.task_file is None or suite.task_file.builtin
         metrics = [str(entry["metric"]) for entry in self._task.config.metric_list or []]
         self.metric = metrics[0] if metrics else ""
         self.why_not = ""
@@ -36,6 +38,15 @@ class Scorer:
         """The score of the text for problem ``index``, from 0 to 1; None where nothing is scored."""
         if self.why_not:
             return None
-        with lm_task.quiet():
-            value: float = lm_task.metric_of(self._task, self._docs[index], text, self.metric)
+        try:
+            with lm_task.quiet():
+                value: float = lm_task.metric_of(self._task, self._docs[index], text, self.metric)
+        except Exception as error:  # whatever a filter or a metric of somebody else's raises
+            if self._own:
+                raise
+            reason = " ".join(str(error).split()) or "no message"
+            raise UserError(
+                f"suite {self._name}: its metric {self.metric!r} gives no number for a text ({type(error).__name__}: "
+                f"{reason})"
+            ) from error
         return value

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ecospec.errors import UserError, nearest
 from ecospec.suites.rows import COLUMN_KINDS
 
 SUFFIXES = (".yaml", ".yml")
+ALL = "all"
+"""What stands for all of ecospec's own suites, and so names none."""
 SAMPLE, EXEMPLARS = "sample.jsonl", "exemplars.jsonl"
 MOST_INCLUDES = 8
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -73,6 +75,38 @@ class TaskFile:
         """The data set on the hub; empty where the file names none."""
         hub_file = self.metadata.get("hub_file")
         return str(hub_file["repo"] if hub_file else self.config.get("dataset_path") or "")
+
+
+@dataclass
+class InstalledSuites:
+    """The suites that plugins bring, by name."""
+
+    kind: ClassVar[str] = "suite"
+    files: dict[str, TaskFile] = field(default_factory=dict)
+    providers: dict[str, str] = field(default_factory=dict)
+
+    def register(self, path: object, provider: str) -> None:
+        """Add a task file.
+
+        Raises:
+            TypeError: it is no path.
+            UserError: its name is taken, or see `read_task_file`.
+        """
+        if not isinstance(path, str | Path):
+            raise TypeError(f"{path!r} is a {type(path).__name__}; expected the path of a task file")
+        task_file = read_task_file(Path(path))
+        if task_file.name in builtin_files() or task_file.name == ALL:
+            raise UserError(f"the suite name {task_file.name!r} of {provider} is already taken by ecospec")
+        if task_file.name in self.files:
+            taken = self.providers[task_file.name]
+            raise UserError(f"the suite name {task_file.name!r} of {provider} is already taken by {taken}")
+        self.files[task_file.name] = task_file
+        self.providers[task_file.name] = provider
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The task files' paths by name."""
+        return {name: task_file.path for name, task_file in self.files.items()}
 
 
 def builtin_files() -> dict[str, Path]:

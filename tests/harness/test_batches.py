@@ -306,9 +306,9 @@ def test_a_row_whose_memory_is_lost_is_found_out(monkeypatch: pytest.MonkeyPatch
 
     def leave(self: SlotPool, index: int) -> None:
         gone = self.caches.pop(index)
-        for cache in self.caches:
-            if cache.row == len(self.caches):
-                cache.move(gone.row)  # without a copy of its tokens
+        for each in self.caches:
+            if each.row == len(self.caches):
+                each.move(gone.row)  # without a copy of its tokens
 
     plain = alone(None, "qwen3_moe", WARM)
     monkeypatch.setattr(SlotPool, "leave", leave)

@@ -11,7 +11,7 @@ from report_records import GEOMETRY, MANIFEST, METHODS, printed, record, records
 from ecospec.harness.records import AR
 from ecospec.harness.report import MethodRow, Report, report_json
 from ecospec.harness.report_markdown import report_markdown
-from ecospec.harness.report_text import notes
+from ecospec.harness.report_notes import notes
 
 pytestmark = pytest.mark.filterwarnings("error")
 

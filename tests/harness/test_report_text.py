@@ -15,7 +15,8 @@ from rich.console import Console
 from ecospec.harness.records import AR
 from ecospec.harness.report import MethodInfo, report_json
 from ecospec.harness.report_markdown import report_markdown
-from ecospec.harness.report_text import headline, notes, print_report, table_width
+from ecospec.harness.report_notes import headline, notes
+from ecospec.harness.report_text import print_report, table_width
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -134,7 +135,7 @@ def test_an_interval_around_one_is_not_a_speedup() -> None:
 
 def test_a_missing_interval_is_explained() -> None:
     report = summary([r for r in records() if r.prompt_id == "p1"])
-    assert "confidence, marginal: no interval can be given (a single prompt)" in notes(report, MANIFEST)
+    assert "confidence, marginal: no interval can be given (a single prompt or batch)" in notes(report, MANIFEST)
 
 
 def test_a_row_bound_by_overhead_is_called_that() -> None:

@@ -78,7 +78,7 @@ def test_equal_prompts_give_no_interval() -> None:
 
 
 def test_one_prompt_gives_a_value_alone() -> None:
-    assert paired_ratio([3.0], [2.0]) == Ratio(1.5, None, "a single prompt")
+    assert paired_ratio([3.0], [2.0]) == Ratio(1.5, None, "a single prompt or batch")
 
 
 @pytest.mark.parametrize(
