@@ -233,7 +233,7 @@ class live_progress:
 
 
 def plugins_command() -> None:
-    """Print two tables, and what could not be loaded."""
+    """Print a table of policies, one of predictors and one of suites; what could not be loaded is warned of."""
     from ecospec.harness.plugins import load_plugins
 
     plugins = load_plugins()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +80,8 @@ def chat_of(tokenizer: Any, *, mode: str, thinking: str, system: str | None) -> 
         thinking: on, off, or auto for what the template does by itself.
 
     Raises:
-        UserError: a value is none of these, there is no such template, or it has no such switch.
+        UserError: a value is none of these, there is no such template, it has no such switch, or it
+            refuses the question that is to find one.
     """
     for name, value in (("chat-template", mode), ("thinking", thinking)):
         if value not in MODES:
@@ -98,10 +98,16 @@ def chat_of(tokenizer: Any, *, mode: str, thinking: str, system: str | None) -> 
         return None
     if thinking == AUTO:
         return Chat(tokenizer, system)
-    found = [name for name in THINKING_SWITCHES if re.search(rf"\b{name}\b", text)]
-    if not found:
+    found = next((name for name in THINKING_SWITCHES if _switches(tokenizer, system, name)), None)
+    if found is None:
         raise UserError(
             f"--thinking {thinking}: the target's chat template has no such switch "
             f"({' or '.join(THINKING_SWITCHES)}); expected auto"
         )
-    return Chat(tokenizer, system, ((found[0], thinking == ON),))
+    return Chat(tokenizer, system, ((found, thinking == ON),))
+
+
+def _switches(tokenizer: Any, system: str | None, name: str) -> bool:
+    """Whether a prompt depends on this variable; a template may hold its name and mean something else."""
+    prompts = {Chat(tokenizer, system, ((name, value),)).render(["?"]) for value in (True, False)}
+    return len(prompts) > 1

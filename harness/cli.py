@@ -200,7 +200,7 @@ def _policies(given: tuple[Any, ...]) -> tuple[str, ...]:
 
 @cli.command()
 def plugins() -> None:
-    """List policies and predictors with their parameters."""
+    """List policies and predictors with their parameters, and suites."""
     from ecospec.harness.app import plugins_command
 
     plugins_command()

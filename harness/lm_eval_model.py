@@ -106,6 +106,7 @@ class EcospecLM(TemplateLM):
         self.label = AR if plain else next(iter(policies))
         self._eos = eos_ids(self._target.model, self.tokenizer)
         self._thinking = thinking
+        chat_of(self.tokenizer, mode=AUTO, thinking=thinking, system=None)
         self._name = parts[0].name
         self.generations: list[Generation] = []
 
@@ -142,10 +143,13 @@ class EcospecLM(TemplateLM):
             top_k=int(settings.get("top_k") or 0),
             seed=self.config.seed,
         )
-        return sampling, context, int(settings["max_gen_toks"]), tuple(filter(None, settings["until"]))
+        most = int(settings["max_gen_toks"])
+        if most < 1:
+            raise UserError(f"max_gen_toks {most}: expected an integer of at least 1")
+        return sampling, context, most, tuple(filter(None, settings["until"]))
 
     def _stream(self, name: str, sampling: Sampling, context: str, most: int, stop: tuple[str, ...]) -> Stream:
-        prompt = self.tok_encode(context)
+        prompt = self.tok_encode(context) or [self.prefix_token_id]
         limit = token_limit(len(prompt), most, self.max_length, name)
         return Stream(prompt, TokenChooser(sampling, name), StopRule(self.tokenizer, limit, self._eos, stop))
 
@@ -179,6 +183,8 @@ class EcospecLM(TemplateLM):
     @torch.inference_mode()
     def _loglikelihood(self, ids: list[int], count: int) -> tuple[float, bool]:
         """Of the last ``count`` of ``ids``, given those before them."""
+        if not count:
+            return 0.0, True
         sequence = torch.tensor(ids, device=self._target.device)
         wanted = sequence[len(ids) - count :]
         logits = self._target.teach(sequence[None, :-1])[0][0, len(ids) - 1 - count :].float()

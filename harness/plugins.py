@@ -29,7 +29,7 @@ from ecospec.errors import UserError, nearest
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
 from ecospec.policies.spec import one_line
 from ecospec.predictors.contract import Predictor
-from ecospec.suites.task_file import InstalledSuites, find_task_file
+from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_task_file, read_task_file
 
 ENTRY_POINT_GROUP: Final = "ecospec"
 ENVIRONMENT_VARIABLE: Final = "ECOSPEC_PLUGINS"
@@ -72,13 +72,15 @@ class Plugins:
     suites: InstalledSuites = field(default_factory=InstalledSuites)
     broken: list[BrokenPlugin] = field(default_factory=list)
 
-    def check_suite(self, name: str) -> None:
-        """Check that there is a suite of this name or path.
+    def find_suite(self, name: str) -> TaskFile:
+        """The task file of the suite of this name or path.
 
         Raises:
-            UserError: there is none, its task file does not fit, or a broken plugin claims the name.
+            UserError: there is none, it does not fit, or a broken plugin claims the name.
         """
-        self._check_claims("suite", name, lambda: find_task_file(name, self.suites.paths), name in self.suites.files)
+        if not name.endswith(SUFFIXES):  # a path belongs to no plugin
+            self._check_claims("suite", name, lambda: find_task_file(name, self.suites.paths), name in self.suites)
+        return find_task_file(name, self.suites.paths)
 
     def create_policy(self, spec: str) -> Policy:
         """The policy that a spec such as `marginal:epsilon=0.5` describes.
@@ -216,8 +218,7 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
                 _check_needs(cls)
                 registry.register(cls, provider)
             except Exception as error:
-                part = getattr(cls, "__name__", str(cls) if hook == "ecospec_suites" else "a class")
-                _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind, part=part)
+                _leave_out(plugins, name, provider, error, claims=_names_of(cls), kind=registry.kind, part=_part(cls))
 
 
 def _as_list(hook: str, returned: object) -> Iterable[Any]:
@@ -237,10 +238,20 @@ def _check_needs(cls: object) -> None:
         raise TypeError(f"{getattr(cls, '__name__', cls)}.needs is {needs!r}; expected an ExpertNeed")
 
 
+def _part(cls: object) -> str:
+    """What to call a class or task file that is refused."""
+    if isinstance(cls, str | Path):
+        return " ".join(str(cls).split())
+    return str(getattr(cls, "__name__", f"an object of type {type(cls).__name__}"))
+
+
 def _names_of(cls: object) -> Iterator[str]:
     """The names that a refused class or task file gives itself; an inherited name is not meant."""
-    if isinstance(cls, str | Path):  # a suite is named in its file; by custom the file is named after it
-        yield Path(cls).stem
+    if isinstance(cls, str | Path):
+        try:
+            yield read_task_file(Path(cls)).name
+        except Exception:  # whatever it was refused for; by custom the file is named after the suite
+            yield Path(cls).stem
     own = vars(cls) if isinstance(cls, type) else {}
     aliases = own.get("aliases", ())
     candidates = (own.get("name"), *(aliases if isinstance(aliases, tuple | list) else ()))

@@ -70,8 +70,8 @@ class Renderer:
         """The problem's prompt, or the first of its conversation.
 
         Raises:
-            UserError: it does not fit into the context, or the tokenizer is not the target's; also when the last
-                turn of its conversation might not fit.
+            UserError: it is empty or does not fit into the context, or the tokenizer is not the target's; also when
+                the last turn of its conversation might not fit.
         """
         request = self._request(problem, (self._opening(problem),))
         if problem.follow_ups:
@@ -103,7 +103,9 @@ class Renderer:
 
     def _request(self, problem: Problem, said: tuple[str, ...]) -> Request:
         prompt, ids = self._ids(said)
-        if max(ids, default=0) >= self.geometry.vocab_size:
+        if not ids:
+            raise UserError(f"prompt {problem.id!r} has no tokens; expected a text")
+        if max(ids) >= self.geometry.vocab_size:
             raise UserError(
                 f"target {self.target}: its tokenizer gives token {max(ids)} for {problem.id}, but it has embeddings "
                 f"for {self.geometry.vocab_size}; expected the tokenizer that belongs to it"

@@ -87,7 +87,7 @@ class Bench:
         policies = create_policies(plugins, (config.baseline, *config.policy))
         predictor: Predictor = plugins.create_predictor(config.predictor)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
-        plugins.check_suite(config.suite)
+        plugins.find_suite(config.suite)
         self.suite: Suite = load_suite(
             config.suite,
             data=data_of(config),
@@ -116,7 +116,8 @@ class Bench:
     def new_rule(self, request: Request, limit: int | None = None) -> StopRule:
         """A fresh stop rule for a request."""
         bound = request.limit if limit is None else min(limit, request.limit)
-        return StopRule(self.loaded.tokenizer, bound, self.eos, request.problem.stop)
+        stop = request.problem.stop if self.chat is None else request.problem.chat_stop
+        return StopRule(self.loaded.tokenizer, bound, self.eos, stop)
 
     def generate(self, requests: Sequence[Request], method: Method, limit: int | None = None) -> list[Generation]:
         """Decode requests together by one method."""

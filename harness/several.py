@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
@@ -32,17 +31,14 @@ def planned(
 
     if len(suites) > 1 and (data_of(config) not in (EMBEDDED, HUB) or config.revision is not None):
         raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
-    for suite in suites:
-        plugins.check_suite(suite)
+    names = {suite: plugins.find_suite(suite).name for suite in suites}
     runs: dict[str, RunConfig] = {}
-    for suite in suites:
+    for suite, name in names.items():
         for size in batch_sizes:
-            # A suite may be given by the path of its task file.
-            parts = [Path(suite).stem] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
-            name = "-".join(parts)
-            if name in runs:
-                raise UserError(f"two suites are called {Path(suite).stem}; expected task files with different names")
-            runs[name] = dataclasses.replace(config, suite=suite, batch_size=size)
+            parts = [name] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
+            if "-".join(parts) in runs:
+                raise UserError(f"two suites are called {name}; expected task files with different names")
+            runs["-".join(parts)] = dataclasses.replace(config, suite=suite, batch_size=size)
     return runs
 
 

@@ -19,6 +19,7 @@ _LEAD = r"[\s:=*`\"'$]{0,12}(?:(?:is|option|choice)\b[\s:=*`\"'$]{0,12}){0,3}"
 _BOXED = re.compile(r"\\boxed\{\s{0,4}(?:\\text(?:bf)?\{)?\s{0,4}\(?([A-H])\b")
 _STATED = re.compile(rf"\b(?i:answer){_LEAD}{_LETTER}")
 _FIRST = re.compile(r"^[^\w(]{0,12}\(?([A-Ha-h])(?:[).:,]|\s{0,4}$)")
+_FENCED = re.compile(r"^ {0,3}```[^\n]*\n(.*?)(?:^ {0,3}```|\Z)", re.MULTILINE | re.DOTALL)
 _ALONE = re.compile(r"(?<![A-Za-z])([B-H])(?![A-Za-z'’])|\(([A-H])\)")
 
 
@@ -63,5 +64,13 @@ def choice_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, 
 
 def code_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """For rows with a ``prompt``, a ``test`` and an ``entry_point``. This runs what the model wrote."""
-    program = f"{doc['prompt']}{results[0]}\n{doc['test']}\ncheck({doc['entry_point']})\n"
-    return {"pass@1": float(runs_to_its_end(program))}
+    written = whole_function(results[0], str(doc["entry_point"]))
+    # The prompt is a function's head with its docstring; a chat model writes the function anew behind it.
+    program = f"{doc['prompt']}{results[0] if written is None else written}\n"
+    return {"pass@1": float(runs_to_its_end(f"{program}{doc['test']}\ncheck({doc['entry_point']})\n"))}
+
+
+def whole_function(text: str, name: str) -> str | None:
+    """The last fenced block of code in ``text`` that defines the function ``name``; None where there is none."""
+    blocks = [block for block in _FENCED.findall(text) if re.search(rf"^def {re.escape(name)}\b", block, re.MULTILINE)]
+    return f"\n{blocks[-1]}" if blocks else None

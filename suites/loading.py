@@ -19,6 +19,8 @@ from ecospec.suites.task_file import TaskFile, builtin_files, find_task_file
 
 SUITES = ("gsm8k", "humaneval", "mmstar", "aime25", "math500", "amc", "mtbench")
 """The paper's suites, in the order of its Table 1."""
+FEWSHOT_SEED = 1234
+"""Of the worked examples that a task draws; lm-eval's own."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Problem:
     """One problem of a suite. `id` holds the index of its row in the data file, from 0.
 
     A conversation goes on with `follow_ups`: each is put behind the prompt and the answer before it. `turns` are
-    its questions by themselves, the first included, as a chat model's messages have them.
+    its questions by themselves, the first included, as a chat model's messages have them. `chat_stop` are the stop
+    sequences where the prompt is a message.
     """
 
     id: str
@@ -36,14 +39,15 @@ class Problem:
     row: Mapping[str, Any]
     follow_ups: tuple[str, ...] = ()
     turns: tuple[str, ...] = ()
+    chat_stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Suite:
     """The problems of a suite, and what a report has to say about where they come from.
 
-    `source` is "embedded sample", the path of the user's file, or the hub's data set with its `revision`;
-    `data_sha256` is of the file's bytes or of the rows, whatever the limit. `exemplars` says whose worked
+    `source` is "embedded sample" (ecospec's own), the path of the user's file, or the hub's data set with its
+    `revision`; `data_sha256` is of the file's bytes or of the rows, whatever the limit. `exemplars` says whose worked
     examples stand in front of every problem, and `note` what a reader of a figure must know of the suite, if
     anything. `task` is lm-eval's, over these problems.
     """
@@ -92,17 +96,19 @@ def load_suite(
     found = _rows(task_file, data, revision)
     rows = found.rows[:limit]
     num_fewshot = task_file.num_fewshot
-    splits = {task_file.split: rows}
-    if num_fewshot:
-        splits[str(task_file.config.get("fewshot_split") or "train")] = _exemplars(task_file)
+    shots = _exemplars(task_file) if num_fewshot else rows
+    splits = {**dict.fromkeys(task_file.other_splits, shots), task_file.split: rows}
 
     from ecospec.suites import lm_task
 
     try:
         with lm_task.quiet():
             task = lm_task.load_task(task_file.path, task_file.name, splits=splits, columns=task_file.columns)
+            task.set_fewshot_seed(FEWSHOT_SEED)
             requests = list(lm_task.render(task, num_fewshot))
-    except Exception as error:  # whatever lm-eval, a template or a function of the file's raises
+        if len(requests) != len(rows):
+            raise ValueError(f"its process_docs makes {len(requests)} problems of {len(rows)} rows")
+    except (Exception, SystemExit) as error:  # whatever lm-eval, a template or a function of the file's raises
         if task_file.builtin:
             raise
         reason = " ".join(str(error).split()) or "no message"
@@ -117,6 +123,7 @@ def load_suite(
             request.reference,
             row,
             *_conversation(task_file.metadata, row),
+            chat_stop=_chat_stop(task_file.metadata, request.stop),
         )
         for index, (request, row) in enumerate(zip(requests, rows, strict=True))
     )
@@ -143,7 +150,7 @@ def _rows(task_file: TaskFile, data: str | Path, revision: str | None) -> Rows:
                 "sample; expected --data hub or --data with a file"
             )
         rows, digest = read_rows(task_file.sample, task_file.columns)
-        return Rows(rows, "embedded sample", digest)
+        return Rows(rows, "embedded sample" if task_file.builtin else str(task_file.sample), digest)
     if data != HUB:
         return rows_of_path(Path(data), task_file.columns)
     if not task_file.data_set:
@@ -164,9 +171,15 @@ def _exemplars(task_file: TaskFile) -> list[Row]:
     return rows
 
 
+def _chat_stop(metadata: Mapping[str, Any], stop: tuple[str, ...]) -> tuple[str, ...]:
+    """The task file's stop sequences for a message, or else those of the plain prompt."""
+    own = metadata.get("chat_until")
+    return stop if own is None else tuple(own)
+
+
 def _conversation(metadata: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What is put behind each answer, as the task file's metadata says, and all questions by themselves."""
-    if "follow_ups" not in metadata:
+    if metadata.get("follow_ups") is None:
         return (), ()
     template: str = metadata["follow_up"]
     turns = tuple(row[metadata["follow_ups"]])

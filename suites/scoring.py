@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ecospec.errors import UserError
 from ecospec.suites import lm_task
 from ecospec.suites.loading import Suite
@@ -22,10 +24,13 @@ class Scorer:
 
         Args:
             run_code: whether code that a text holds may run on this machine.
+
+        Raises:
+            UserError: the metric of somebody else's suite gives no number for a text.
         """
-        self._task, self._name = suite.task, suite.name
-        self._own = suite.task_file is None or suite.task_file.builtin
-        metrics = [str(entry["metric"]) for entry in self._task.config.metric_list or []]
+        self._task = suite.task
+        self._file = "" if suite.task_file is None or suite.task_file.builtin else str(suite.task_file.path)
+        metrics = [_name_of(entry["metric"]) for entry in self._task.config.metric_list or []]
         self.metric = metrics[0] if metrics else ""
         self.why_not = ""
         if not metrics:
@@ -33,6 +38,8 @@ class Scorer:
         elif self._task.config.unsafe_code and not run_code:
             self.why_not = "not run; --run-code lets the code that the model wrote run on this machine"
         self._docs = [] if self.why_not else list(self._task.eval_docs)
+        if self._file and self._docs:
+            self.score(0, "")  # what cannot score a text is found before any is generated
 
     def score(self, index: int, text: str) -> float | None:
         """The score of the text for problem ``index``, from 0 to 1; None where nothing is scored."""
@@ -41,12 +48,19 @@ class Scorer:
         try:
             with lm_task.quiet():
                 value: float = lm_task.metric_of(self._task, self._docs[index], text, self.metric)
-        except Exception as error:  # whatever a filter or a metric of somebody else's raises
-            if self._own:
+            if not math.isfinite(value):
+                raise ValueError(f"it gave {value}")
+        except (Exception, SystemExit) as error:  # whatever a filter or a metric of somebody else's raises
+            if not self._file:
                 raise
             reason = " ".join(str(error).split()) or "no message"
             raise UserError(
-                f"suite {self._name}: its metric {self.metric!r} gives no number for a text ({type(error).__name__}: "
-                f"{reason})"
+                f"suite file {self._file!r}: its metric {self.metric!r} gives no number for a text "
+                f"({type(error).__name__}: {reason})"
             ) from error
         return value
+
+
+def _name_of(metric: object) -> str:
+    """What lm-eval calls a metric that a task file gives by its name, or as a function."""
+    return str(getattr(metric, "__name__", metric))

@@ -61,6 +61,22 @@ class TaskFile:
         return str(self.config.get("test_split") or self.config["validation_split"])
 
     @property
+    def fewshot_split(self) -> str:
+        """The split that lm-eval takes worked examples from."""
+        return next(iter(self._further_splits()), self.split)
+
+    @property
+    def other_splits(self) -> set[str]:
+        """Every split that the file names, besides that of the problems."""
+        return set(self._further_splits()) - {self.split}
+
+    def _further_splits(self) -> list[str]:
+        fewshot = self.config.get("fewshot_config")
+        own = fewshot.get("split") if isinstance(fewshot, Mapping) else None
+        named = (own, *(self.config.get(f"{use}_split") for use in ("fewshot", "training", "validation")))
+        return [str(split) for split in named if split is not None]
+
+    @property
     def sample(self) -> Path:
         """Where the embedded sample is, if there is one."""
         return self.path.parent / SAMPLE
@@ -102,6 +118,9 @@ class InstalledSuites:
             raise UserError(f"the suite name {task_file.name!r} of {provider} is already taken by {taken}")
         self.files[task_file.name] = task_file
         self.providers[task_file.name] = provider
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.files or name in builtin_files()
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -155,10 +174,16 @@ def read_task_file(path: Path, *, builtin: bool = False) -> TaskFile:
     task = TaskFile(name, path, config, builtin)
     if task.num_fewshot and not task.exemplars.is_file():
         raise refuse(f"num_fewshot is {task.num_fewshot}, but there is no {EXEMPLARS} beside it with worked examples")
+    if task.num_fewshot and task.fewshot_split == task.split:
+        raise refuse(f"worked examples would come from {task.split!r} too; expected a fewshot_split of its own")
+    fewshot_config = config.get("fewshot_config")
+    if task.num_fewshot and isinstance(fewshot_config, Mapping) and fewshot_config.get("samples") is not None:
+        raise refuse(f"fewshot_config.samples besides {EXEMPLARS}; expected all worked examples there")
     follow_ups = task.metadata.get("follow_ups")
-    if follow_ups is not None and task.columns.get(follow_ups) != "strings":
+    if follow_ups is not None and (not isinstance(follow_ups, str) or task.columns.get(follow_ups) != "strings"):
         raise refuse(f"metadata.follow_ups is {follow_ups!r}; expected one of its columns of strings")
-    if follow_ups is not None and "{{turn}}" not in str(task.metadata.get("follow_up")):
+    follow_up = task.metadata.get("follow_up")
+    if follow_ups is not None and not (isinstance(follow_up, str) and "{{turn}}" in follow_up):
         raise refuse("metadata.follow_ups without a metadata.follow_up that holds {{turn}}")
     return task
 
@@ -218,7 +243,7 @@ def _is_columns(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and bool(value)
-        and all(isinstance(name, str) and kind in COLUMN_KINDS for name, kind in value.items())
+        and all(isinstance(name, str) and kind in list(COLUMN_KINDS) for name, kind in value.items())
     )
 
 
@@ -249,5 +274,10 @@ _EXPECTED: dict[str, _Expected] = {
         f"each column that the prompt and the score need, with its kind: {', '.join(COLUMN_KINDS)}",
     ),
     "metadata.note": _Expected(_of_metadata("note"), lambda v: v is None or isinstance(v, str), "a line of text"),
+    "metadata.chat_until": _Expected(
+        _of_metadata("chat_until"),
+        lambda v: v is None or (isinstance(v, list) and all(isinstance(text, str) and text for text in v)),
+        "a list of stop sequences",
+    ),
     "metadata.hub_file": _Expected(_of_metadata("hub_file"), _is_hub_file, "a mapping with repo, type and path"),
 }

@@ -16,6 +16,7 @@ from ecospec.harness.several import suites_asked
 from ecospec.harness.summary import summary_header, summary_json, summary_lines, summary_markdown
 
 KNOWN = ["a", "b", "c"]
+LAST = ["score", "prompts", "lossless"]
 
 
 @pytest.mark.parametrize(
@@ -67,19 +68,19 @@ def report(ar: float, policy: float, steps: int, pairs: int, score: float | None
 def test_every_suite_weighs_the_same_in_the_average() -> None:
     reports = {"x": report(12.0, 6.0, 4, 40, 1.0), "y": report(12.0, 12.0, 6, 72, 0.0)}
     lines = summary_lines(reports, "mine")
-    assert summary_header() == ["run", "speed-up", "decode only", "α", "E", "ρ", "score", "prompts", "lossless"]
+    assert summary_header() == ["run", "speed-up", "decode only", "α", "E", "ρ", "tokens/s", *LAST]
     # speed-up end to end: 13 / 7 and 13 / 13; decode only: 2 and 1; α: 12 / 4 and 12 / 6; E: 40 / 4 / 2 and 72 / 6 / 2;
-    # ρ: (12 / 12) / (6 / 4) and (12 / 12) / (12 / 6)
+    # tokens/s: 13 tokens in 7 and 13 seconds; ρ: (12 / 12) / (6 / 4) and (12 / 12) / (12 / 6)
     assert lines == [
-        ["x", "1.857", "2.000", "3.00", "5.00", "0.667", "100.0 %", "2", "exact"],
-        ["y", "1.000", "1.000", "2.00", "6.00", "0.500", "0.0 %", "2", "exact"],
-        ["average", "1.429", "1.500", "2.50", "5.50", "0.583", "50.0 %", "", ""],
+        ["x", "1.857", "2.000", "3.00", "5.00", "0.667", "1.9", "100.0 %", "2", "exact"],
+        ["y", "1.000", "1.000", "2.00", "6.00", "0.500", "1.0", "0.0 %", "2", "exact"],
+        ["average", "1.429", "1.500", "2.50", "5.50", "0.583", "1.4", "50.0 %", "", ""],
     ]
 
 
 def test_a_suite_without_a_score_is_left_out_of_that_average() -> None:
     reports = {"x": report(12.0, 6.0, 4, 40, 0.5), "y": report(12.0, 12.0, 6, 72, None)}
-    assert [line[6] for line in summary_lines(reports, "mine")] == ["50.0 %", "–", "50.0 %"]
+    assert [line[7] for line in summary_lines(reports, "mine")] == ["50.0 %", "–", "50.0 %"]
     plain = summary_json({"y": replace(reports["y"])})
     assert plain["average"]["mine"]["score"] is None
     assert plain["average"]["mine"]["decode only"] == pytest.approx(1.0)

@@ -57,3 +57,18 @@ def test_code_that_loops_or_fills_the_memory_scores_zero(monkeypatch: pytest.Mon
     scorer = Scorer(load_suite("humaneval", limit=1), run_code=True)
     for body in ("    while True: pass\n", "    return bytearray(4 << 30)\n", "    exit(0)\n", "    return (\n"):
         assert scorer.score(0, body) == 0.0
+
+
+def test_a_chat_models_block_of_code_counts_as_the_whole_function() -> None:
+    suite = load_suite("humaneval", limit=1)
+    scorer, row = Scorer(suite, run_code=True), suite.problems[0].row
+    head = row["prompt"][row["prompt"].index("def ") :]
+    whole = f"{head}{row['canonical_solution']}"
+    wrong = f"{head}    return None\n"
+    assert scorer.score(0, f"Here it is:\n\n```python\n{whole}```\nIt adds up.") == 1.0
+    assert scorer.score(0, f"```\n{wrong}```\nNo, rather:\n```py\n{whole}") == 1.0  # cut before its end
+    assert scorer.score(0, f"```python\n{whole}```\nor\n```python\n{wrong}```") == 0.0
+    assert scorer.score(0, f"```python\n{whole.replace(row['entry_point'], 'other')}```") == 0.0
+    assert scorer.score(0, row["canonical_solution"] + "\n# see ```python\n") == 1.0
+    assert suite.problems[0].stop != suite.problems[0].chat_stop == ()
+    assert load_suite("amc", limit=1).problems[0].chat_stop == load_suite("amc", limit=1).problems[0].stop
