@@ -96,6 +96,8 @@ def chat_of(tokenizer: Any, *, mode: str, thinking: str, system: str | None) -> 
         if system is not None:
             raise UserError(f"--system-prompt {why}: plain prompts have no place for it; expected none")
         return None
+    if system is not None and Chat(tokenizer, system).render(["?"]) == Chat(tokenizer).render(["?"]):
+        raise UserError("--system-prompt: the target's chat template leaves system messages out; expected none")
     if thinking == AUTO:
         return Chat(tokenizer, system)
     found = next((name for name in THINKING_SWITCHES if _switches(tokenizer, system, name)), None)

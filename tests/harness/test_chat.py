@@ -30,6 +30,8 @@ PLAIN = TURNS + ASK
 THINKING = PLAIN + "{% if add_generation_prompt and SWITCH is defined and not SWITCH %}<think></think>{% endif %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no\nsystem here') }}{% endif %}" + PLAIN
 
+USERS_ONLY = "{% for m in messages if m.role == 'user' %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}" + ASK
+
 
 def thinking_by(name: str) -> str:
     return THINKING.replace("SWITCH", name)
@@ -90,6 +92,13 @@ def test_a_template_is_used_where_there_is_one_and_it_is_wanted(
         (None, "auto", "auto", "Be brief.", "--system-prompt where the target's tokenizer has no chat template"),
         (PLAIN, "off", "on", None, "--thinking on with --chat-template off"),
         (PLAIN, "off", "auto", "Be brief.", "--system-prompt with --chat-template off"),
+        (
+            USERS_ONLY,
+            "auto",
+            "auto",
+            "Be brief.",
+            "--system-prompt: the target's chat template leaves system messages out",
+        ),
         (PLAIN, "yes", "auto", None, "--chat-template yes: expected auto, on or off"),
         (PLAIN, "auto", "yes", None, "--thinking yes: expected auto, on or off"),
         (PLAIN, "auto", "on", None, "no such switch (enable_thinking or thinking); expected auto"),
@@ -166,10 +175,8 @@ def test_a_last_message_of_the_model_is_gone_on_with(tokenizer: Any) -> None:
     ],
 )
 def test_a_template_that_refuses_its_messages_is_one_line(tokenizer: Any, template: str, reason: str) -> None:
-    chat = chat_by(with_template(tokenizer, template), system="Be brief.")
-    assert chat is not None
     with pytest.raises(UserError, match="the target's chat template refuses its messages") as refused:
-        chat.render(["hi"])
+        chat_by(with_template(tokenizer, template), system="Be brief.")
     assert reason in str(refused.value)
     assert "expected a template for system, user, or --chat-template off" in str(refused.value)
     assert "\n" not in str(refused.value)
