@@ -270,6 +270,33 @@ def suites_table(plugins: Plugins) -> Table:
     return table
 
 
+def trace_command(config: RunConfig, suites: str | None, text: Path | None) -> int:
+    """Collect a trace, with a bar; returns the exit code."""
+    quieten()
+    from ecospec.harness.several import suites_asked
+    from ecospec.harness.tracing import Tracer
+    from ecospec.suites import SUITES
+
+    assert config.output is not None
+    with as_user_errors(config):
+        tracer = Tracer(config, [] if suites is None else suites_asked(suites, SUITES), text)
+        columns = [TextColumn("tracing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("", total=tracer.count)
+            try:
+                writer = tracer.collect(config.output, lambda text: bar.advance(task))
+            except KeyboardInterrupt:
+                print(
+                    f"ecospec-bench: interrupted; the same command with --resume goes on with {config.output}",
+                    file=sys.stderr,
+                )
+                return EXIT_INTERRUPTED
+    tokens = sum(shard.tokens for shard in writer.shards)
+    size = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
+    print(f"{len(writer.done)} texts, {tokens} tokens, {size / tokens:.0f} bytes a token, in {config.output}")
+    return 0
+
+
 def check_training(options: dict[str, Any]) -> None:
     """Refuse options that no training can have, before anything is written.
 

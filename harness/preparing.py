@@ -42,8 +42,11 @@ def data_of(config: RunConfig) -> str:
     return config.data if config.data is not None else (EMBEDDED if config.target is None else HUB)
 
 
-def check_options(config: RunConfig) -> None:
+def check_options(config: RunConfig, *, drafter: bool = True) -> None:
     """Refuse numbers and names that no run can have.
+
+    Args:
+        drafter: whether a drafter is needed.
 
     Raises:
         UserError: naming the option, the value and what was expected.
@@ -61,7 +64,7 @@ def check_options(config: RunConfig) -> None:
             f"nodes; expected at most {MOST_NODES}"
         )
     if config.target is not None:
-        if config.drafter is None:
+        if drafter and config.drafter is None:
             raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
         check_folder(config.target)
     if config.check not in CHECKS:
@@ -99,14 +102,19 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     return device, DTYPES[config.dtype]
 
 
-def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
-    """Target, drafter, and the folder of the embedded model where that is used."""
+def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[LoadedTarget, Path | None]:
+    """The target, and the folder of the embedded model where that is used."""
     bundle = embedded_folder() if config.target is None else None
-    # A target of one's own without a drafter has been refused.
-    drafter = embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     name = str(bundle / "target") if bundle else str(config.target)
-    loaded = load_target(name, dtype=dtype, device=device, widen=widen)
+    return load_target(name, dtype=dtype, device=device, widen=widen), bundle
+
+
+def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
+    """Target, drafter, and the folder of the embedded model where that is used."""
+    loaded, bundle = load_target_of(config, device, dtype)
+    # A target of one's own without a drafter has been refused.
+    drafter = embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
     geometry = loaded.target.geometry
     head = load_eagle3(
         drafter,

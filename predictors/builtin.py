@@ -68,7 +68,35 @@ class Oracle(Predictor):
         return BoundOracle()
 
 
+@dataclass(frozen=True)
+class NoisyOracle(Predictor):
+    """The target's own routing, of which only a chosen share is kept and the rest replaced at random."""
+
+    name = "noisy-oracle"
+    oracle = True
+    accuracy: float = field(default=0.5, metadata={"help": "mean share of the true experts that is kept, 0 to 1"})
+    seed: int = field(default=0, metadata={"help": "seed of what is kept and what replaces the rest"})
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.accuracy <= 1.0:
+            raise UserError(f"predictor {self.name!r}: accuracy must be from 0 to 1, got {self.accuracy}")
+        if self.seed < 0:
+            raise UserError(f"predictor {self.name!r}: seed must be at least 0, got {self.seed}")
+
+    def bind(self, target: TargetView) -> BoundPredictor:
+        """Check that there are enough other experts."""
+        from ecospec.predictors.noisy_oracle import BoundNoisyOracle, least_accuracy
+
+        least = least_accuracy(target.experts, target.top_k)
+        if self.accuracy < least:
+            raise UserError(
+                f"predictor {self.name!r}: accuracy {self.accuracy} cannot be had with {target.top_k} of "
+                f"{target.experts} experts; expected at least {least:g}"
+            )
+        return BoundNoisyOracle(target.experts, self.accuracy, self.seed)
+
+
 @hookimpl
 def ecospec_predictors() -> list[type]:
     """The built-ins."""
-    return [Learned, TokenFrequency, Oracle]
+    return [Learned, TokenFrequency, Oracle, NoisyOracle]

@@ -1,0 +1,184 @@
+"""The options of the commands, each declared once; a command takes those that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ecospec.errors import UserError, nearest
+from ecospec.harness.config import CHECKS, RunConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LISTS = ("policy", "suite", "batch_size")
+"""Options that take several values."""
+DEFAULTS = RunConfig(suite="", policy=())
+
+
+def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Take the defaults of all other options from a YAML file with the same keys."""
+    if value is None:
+        return None
+    import yaml
+
+    try:
+        text = value.read_text(encoding="utf-8")
+        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"--config {value}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"--config {value}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(raw, dict) or not isinstance(tree, yaml.MappingNode):
+        raise UserError(f"--config {value}: expected 'option: value' lines, found a {type(raw).__name__}")
+    known = {p.name for p in ctx.command.params if isinstance(p, click.Option)} - {"config", "version"}
+    values: dict[str, Any] = {}
+    names = [str(key.value).replace("-", "_") for key, _ in tree.value]  # what a dict has already merged
+    for key, entry in raw.items():
+        name = str(key).replace("-", "_")
+        if names.count(name) > 1:
+            raise UserError(f"--config {value}: {key} is given {names.count(name)} times, expected once")
+        if name not in known:
+            shown = (k.replace("_", "-") for k in known if k)
+            raise UserError(f"--config {value}: unknown key {key!r}; {nearest(str(key), shown)}")
+        entries = entry if name in LISTS and isinstance(entry, list) else [entry]
+        for each in entries:
+            if not isinstance(each, str | int | float):
+                kind = "empty" if each is None else f"a {type(each).__name__}"
+                raise UserError(f"--config {value}: {key} is {kind}, expected one value")
+        # As text, so that an option converts it, or refuses it, exactly as from the command line.
+        texts = [str(each) for each in entries]
+        values[name] = texts if name == "policy" else ",".join(texts)
+    ctx.default_map = values
+    return value
+
+
+def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
+    return click.option(*names, show_default=kwargs.pop("show_default", True), **kwargs)
+
+
+def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Sizes separated by commas, each once; what is no integer is refused here, what is below 1 by the run."""
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        sizes = [int(part) for part in parts]
+    except ValueError:
+        sizes = []
+    if not sizes:
+        raise UserError(f"--batch-size {value}: expected an integer, or several separated by commas, such as 1,2,4")
+    return tuple(dict.fromkeys(sizes))
+
+
+_RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    option("--suite", help="Benchmark suite such as gsm8k, several separated by commas, or all."),
+    option(
+        "--policy",
+        multiple=True,
+        default=("marginal",),
+        help="Selection policy NAME[:parameter=value,...]; repeat it, or separate several by commas.",
+    ),
+    option("--baseline", default=DEFAULTS.baseline, help="Policy that the others are compared with."),
+    option("--predictor", default=DEFAULTS.predictor, help="Expert predictor NAME[:parameter=value,...]."),
+    option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
+    option("--drafter", help="EAGLE-3 head's folder. Default: the embedded one."),
+    option(
+        "--data",
+        help="'embedded', 'hub', or a JSONL or parquet file or folder in the data set's columns.  "
+        "[default: embedded with the embedded target, else hub]",
+    ),
+    option("--revision", help="With --data hub: branch, tag or commit of the data set.  [default: the newest]"),
+    option(
+        "--limit",
+        type=int,
+        help="Run at most this many problems; a conversation is one.  [default: all]",
+        show_default=False,
+    ),
+    option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, help="Most tokens per output."),
+    option("--budget", type=int, default=DEFAULTS.budget, help="γ: tokens verified per step, root included."),
+    option("--draft-steps", type=int, default=DEFAULTS.draft_steps, help="Depth of the draft tree."),
+    option("--draft-topk", type=int, default=DEFAULTS.draft_topk, help="Children per expanded node."),
+    option(
+        "--batch-size",
+        default=str(DEFAULTS.batch_size),
+        callback=_batch_sizes,
+        help="Prompts decoded together; several sizes separated by commas are run one after another.",
+    ),
+    option(
+        "--chat-template",
+        default=DEFAULTS.chat_template,
+        help="auto, on or off: prompts as messages, by the target's chat template; auto is on where it has one.",
+    ),
+    option("--thinking", default=DEFAULTS.thinking, help="auto, on or off, where the chat template can do both."),
+    option("--system-prompt", help="System message in front of every prompt of a chat model."),
+    option("--temperature", type=float, default=DEFAULTS.temperature, help="0 is greedy."),
+    option("--top-p", type=float, default=DEFAULTS.top_p, help="Nucleus sampling; 1 is off."),
+    option("--top-k", type=int, default=DEFAULTS.top_k, help="Top-k sampling; 0 is off."),
+    option("--seed", type=int, default=DEFAULTS.seed, help="Seed of the sampling noise."),
+    option("--widen", type=int, help="Widen the routed experts by this factor, function unchanged."),
+    option("--dtype", default=DEFAULTS.dtype, help="auto, float32, bfloat16 or float16."),
+    option("--device", default=DEFAULTS.device, help="auto, cpu, cuda or cuda:N."),
+    option("--threads", type=int, help="CPU threads.  [default: torch's]", show_default=False),
+    option(
+        "--check",
+        type=click.Choice(CHECKS),
+        default=DEFAULTS.check,
+        help="Prompts whose output is compared with plain decoding's.",
+    ),
+    option(
+        "--run-code", is_flag=True, help="Let code that the model wrote run here, to be scored.", show_default=False
+    ),
+    option("--output", type=click.Path(path_type=Path), help="Run folder.  [default: runs/SUITE-TIME]"),
+    option("--resume", is_flag=True, help="Go on with the run in --output.", show_default=False),
+    option(
+        "--config",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config,
+        help="YAML file with these options as keys; the command line wins.",
+    ),
+)
+
+
+def run_options(*left_out: str) -> Callable[[F], F]:
+    """The options of a run in the order of ``--help``, but those that are left out, by the names of their values."""
+    return _decorator([add for add in _RUN_OPTIONS if _value_name(add) not in left_out])
+
+
+def _value_name(add: Callable[[Any], Any]) -> str | None:
+    """The name of the value that an option's decorator gives to a command."""
+
+    def command() -> None:
+        """Takes the option."""
+
+    parameter: click.Parameter = add(command).__click_params__[0]
+    return parameter.name
+
+
+def _decorator(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        for add in reversed(options):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+def train_options(steps: int) -> Callable[[F], F]:
+    """The options that all three trainings share."""
+
+    return _decorator(
+        [
+            option("--corpus", required=True, type=click.Path(path_type=Path), help="JSONL(.gz) of text records."),
+            option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write."),
+            option("--steps", type=int, default=steps, help="Optimiser steps."),
+            option("--seconds", type=float, default=0.0, help="Stop after this long; 0 is no bound."),
+            option("--learning-rate", type=float, help="Peak learning rate.  [default: the recipe's]"),
+            option("--seed", type=int, default=0, help="Seed of weights and batches."),
+            option("--device", default="cpu", help="cpu or cuda."),
+            option("--threads", type=int, help="CPU threads.  [default: torch's]", show_default=False),
+            option("--resume", is_flag=True, help="Go on from the checkpoint in --output.", show_default=False),
+        ]
+    )
