@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -90,7 +89,7 @@ def run_one(config: RunConfig) -> int:
 
 def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
-    from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
+    from ecospec.harness.run_folder import MANIFEST, check_parent, discard_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
     from ecospec.harness.several import different_outputs, sizes_of
     from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
@@ -109,7 +108,11 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
     open_parent(parent, list(runs))
     outcomes: dict[str, Outcome] = {}
     for name, (each, bench) in benches.items():
-        outcome = execute(bench, each, resume_from=parent)
+        try:
+            outcome = execute(bench, each, resume_from=parent)
+        except UserError:
+            discard_parent(parent)
+            raise
         if outcome is None:
             return EXIT_INTERRUPTED
         outcomes[name] = outcome
@@ -141,7 +144,8 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
     folder, manifest = open_folder(config, bench.facts())
     names = ", ".join(method.label for method in bench.methods)
     together = f" in batches of {config.batch_size}" if config.batch_size > 1 else ""
-    print(f"{bench.suite.name}: {len(bench.requests)} problems{together} by {names}, into {folder}", flush=True)
+    problems = f"{len(bench.requests)} problem{'s' if len(bench.requests) != 1 else ''}"
+    print(f"{bench.suite.name}: {problems}{together} by {names}, into {folder}", flush=True)
     try:
         with live_progress(len(bench.requests)) as progress:
             records, violations = bench.run(folder, progress.note)
@@ -295,71 +299,3 @@ def trace_command(config: RunConfig, suites: str | None, text: Path | None) -> i
     size = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
     print(f"{len(writer.done)} texts, {tokens} tokens, {size / tokens:.0f} bytes a token, in {config.output}")
     return 0
-
-
-def check_training(options: dict[str, Any]) -> None:
-    """Refuse options that no training can have, before anything is written.
-
-    Raises:
-        UserError: naming the option, the value and what was expected.
-    """
-    import torch
-
-    for name, most in (("steps", 2**31), ("threads", 1024)):
-        if options[name] is not None and not 1 <= options[name] <= most:
-            raise UserError(f"--{name} {options[name]}: expected an integer from 1 to {most}")
-    if options.get("own_text", 0) < 0 or 0 < options.get("own_text", 0) < 16:
-        raise UserError(f"--own-text {options['own_text']}: expected 0, or an integer of at least 16")
-    if not 0 <= options["seed"] < 2**63:
-        raise UserError(f"--seed {options['seed']}: expected an integer from 0 to 2^63 - 1")
-    if not (math.isfinite(options["seconds"]) and options["seconds"] >= 0):
-        raise UserError(f"--seconds {options['seconds']}: expected a number of at least 0")
-    rate = options["learning_rate"]
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise UserError(f"--learning-rate {rate}: expected a number above 0")
-    device = options["device"]
-    if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
-        found = "a" if torch.cuda.is_available() else "no"
-        raise UserError(f"--device {device}: expected cpu, or cuda where there is one; {found} CUDA device is present")
-    output: Path = options["output"]
-    try:
-        nearest_there = next(path for path in (output, *output.absolute().parents) if path.exists())
-        if not nearest_there.is_dir():
-            raise UserError(f"--output {output}: {nearest_there} is a file; expected a folder")
-    except OSError as error:
-        raise UserError(f"--output {output}: not usable ({error.strerror})") from error
-
-
-def train_command(kind: str, options: dict[str, Any]) -> None:
-    """Train one part; the options not given are the recipe's."""
-    quieten()
-    # oneDNN compiles a kernel per shape; with its default cache the small products of a step evict each other.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")
-    import torch
-
-    from ecospec.harness.training import drafter, predictor, target
-
-    check_training(options)
-    if options["threads"] is not None:
-        torch.set_num_threads(options["threads"])
-    recipes: dict[str, Any] = {
-        "target": target.TargetRecipe(),
-        "drafter": drafter.DrafterRecipe(),
-        "predictor": predictor.PredictorRecipe(),
-    }
-    changed: dict[str, Any] = {
-        key: options[key] for key in ("steps", "seconds", "seed", "own_text", "start") if key in options
-    }
-    if options["learning_rate"] is not None:
-        changed["learning_rate"] = options["learning_rate"]
-    recipe = dataclasses.replace(recipes[kind], **changed)
-    common = {"recipe": recipe, "device": options["device"], "resume": options["resume"]}
-    corpus, output = options["corpus"], options["output"]
-    if kind == "target":
-        figures = target.train_target(corpus, output, **common)
-    elif kind == "drafter":
-        figures = drafter.train_drafter(options["target"], corpus, output, **common)
-    else:
-        figures = predictor.train_predictor(options["target"], corpus, output, **common)
-    print(json.dumps(figures))
-    print(f"written to {Path(output)}")

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 
 AUTO, ON, OFF = "auto", "on", "off"
 MODES = (AUTO, ON, OFF)
@@ -52,8 +50,8 @@ class Chat:
         ending = {"add_generation_prompt": True} if add_generation_prompt else {"continue_final_message": True}
         try:
             prompt: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **ending, **dict(self.switches))
-        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+        except Exception as error:  # a template is a program of somebody else's
+            reason = one_line(error) or type(error).__name__
             raise UserError(
                 f"the target's chat template refuses its messages ({reason}); expected a template for "
                 f"{', '.join(dict.fromkeys(message['role'] for message in messages))}, or --chat-template off"
@@ -96,6 +94,8 @@ def chat_of(tokenizer: Any, *, mode: str, thinking: str, system: str | None) -> 
         if system is not None:
             raise UserError(f"--system-prompt {why}: plain prompts have no place for it; expected none")
         return None
+    if Chat(tokenizer).render(["?"]) == Chat(tokenizer).render(["!"]):
+        raise UserError("the target's chat template leaves the user's message out; expected --chat-template off")
     if system is not None and Chat(tokenizer, system).render(["?"]) == Chat(tokenizer).render(["?"]):
         raise UserError("--system-prompt: the target's chat template leaves system messages out; expected none")
     if thinking == AUTO:

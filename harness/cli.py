@@ -102,9 +102,7 @@ def train() -> None:
 @train_options(steps=3000)
 def train_target(**options: Any) -> None:
     """A small Qwen3-MoE with fine-grained experts, and its tokenizer."""
-    from ecospec.harness.app import train_command
-
-    train_command("target", options)
+    _train("target", options)
 
 
 @train.command("drafter")
@@ -120,19 +118,37 @@ def train_target(**options: Any) -> None:
 @train_options(steps=800)
 def train_drafter(**options: Any) -> None:
     """An EAGLE-3 head for a target, by training-time test over three steps."""
-    from ecospec.harness.app import train_command
-
-    train_command("drafter", options)
+    _train("drafter", options)
 
 
 @train.command("predictor")
-@option("--target", required=True, type=click.Path(path_type=Path), help="Target checkpoint folder.")
-@train_options(steps=800)
+@option("--target", type=click.Path(path_type=Path), help="Target checkpoint folder. Default: the embedded target.")
+@option(
+    "--trace",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Trace of that target to train on, in place of a corpus; repeat it for several.",
+)
+@option("--epochs", type=int, help="With --trace: most passes over its texts.  [default: 100]", show_default=False)
+@option("--batch-size", type=int, help="With --trace: texts in a batch.  [default: 16]", show_default=False)
+@option(
+    "--patience",
+    type=int,
+    help="With --trace: epochs without a better held-out overlap, after which to stop.  [default: 5]",
+    show_default=False,
+)
+@train_options(steps=800, corpus_required=False)
 def train_predictor(**options: Any) -> None:
     """The learned expert predictor of a target, and its token-frequency table."""
-    from ecospec.harness.app import train_command
+    _train("predictor", options)
 
-    train_command("predictor", options)
+
+def _train(kind: str, options: dict[str, Any]) -> None:
+    from ecospec.harness.app import quieten
+    from ecospec.harness.training.command import train_command
+
+    quieten()
+    train_command(kind, options)
 
 
 @cli.command()

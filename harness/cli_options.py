@@ -129,7 +129,11 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     option(
         "--run-code", is_flag=True, help="Let code that the model wrote run here, to be scored.", show_default=False
     ),
-    option("--output", type=click.Path(path_type=Path), help="Run folder.  [default: runs/SUITE-TIME]"),
+    option(
+        "--output",
+        type=click.Path(path_type=Path),
+        help="Run folder.  [default: runs/SUITE-TIME, or runs/several-TIME]",
+    ),
     option("--resume", is_flag=True, help="Go on with the run in --output.", show_default=False),
     option(
         "--config",
@@ -166,14 +170,19 @@ def _decorator(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     return decorate
 
 
-def train_options(steps: int) -> Callable[[F], F]:
-    """The options that all three trainings share."""
+def train_options(steps: int, *, corpus_required: bool = True) -> Callable[[F], F]:
+    """The options that all three trainings share; ``steps`` are the recipe's."""
 
     return _decorator(
         [
-            option("--corpus", required=True, type=click.Path(path_type=Path), help="JSONL(.gz) of text records."),
+            option(
+                "--corpus",
+                required=corpus_required,
+                type=click.Path(path_type=Path),
+                help="JSONL(.gz) of text records.",
+            ),
             option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write."),
-            option("--steps", type=int, default=steps, help="Optimiser steps."),
+            option("--steps", type=int, help=f"Optimiser steps.  [default: {steps}]", show_default=False),
             option("--seconds", type=float, default=0.0, help="Stop after this long; 0 is no bound."),
             option("--learning-rate", type=float, help="Peak learning rate.  [default: the recipe's]"),
             option("--seed", type=int, default=0, help="Seed of weights and batches."),

@@ -26,7 +26,8 @@ from ecospec.harness.target_batch import TargetBatch
 from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
 from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy, SelectionRequest, run_policy
 from ecospec.policies.experts import count_pairs
-from ecospec.predictors.contract import BoundPredictor, PredictorBatch, Routing
+from ecospec.predictors.asking import AskedBatch
+from ecospec.predictors.contract import BoundPredictor, Routing
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Speculation:
 
     Attributes:
         budget: γ, tokens verified a step, root included.
-        predictor: needed by a policy that asks for predicted expert sets.
+        predictor: needed by a policy that asks for predicted expert sets; ``predictor_name`` is for messages.
     """
 
     policy: Policy
@@ -103,6 +104,7 @@ class Speculation:
     draft_topk: int
     predictor: BoundPredictor | None = None
     predictor_is_oracle: bool = False
+    predictor_name: str = "unnamed"
 
     @property
     def tree_size(self) -> int:
@@ -207,6 +209,7 @@ def decode_speculative(
 
     Raises:
         SelectionError: the policy raised or broke its contract.
+        PredictorError: the predictor did.
     """
     return decode_speculative_batch(target, method, [Stream(prompt, chooser, rule)])[0]
 
@@ -216,6 +219,7 @@ def decode_speculative_batch(target: Target, method: Speculation, streams: Seque
 
     Raises:
         SelectionError: the policy raised or broke its contract.
+        PredictorError: the predictor did.
     """
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
@@ -315,7 +319,7 @@ def _ended(generations: list[Generation], streams: Sequence[Stream]) -> list[Gen
 def _leave(
     going: list[int],
     streams: Sequence[Stream],
-    *memories: TargetBatch | DrafterBatch | PredictorBatch | None,
+    *memories: TargetBatch | DrafterBatch | AskedBatch | None,
 ) -> None:
     """Take the requests whose output is complete out of the batch, and out of all that remembers them."""
     for row in reversed(range(len(going))):
@@ -335,20 +339,28 @@ def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
 
 def _start_predictor(
     method: Speculation, streams: Sequence[Stream], capacities: Sequence[int], session: TargetBatch
-) -> PredictorBatch | None:
+) -> AskedBatch | None:
     if method.policy.needs is not ExpertNeed.PREDICTED:
         return None
     if method.predictor is None:
         raise UserError(f"policy {method.policy.name!r} needs predicted expert sets, but no predictor is loaded")
-    truths = [partial(true_routing, each) for each in session.sessions]
-    return method.predictor.start_batch([stream.prompt for stream in streams], capacities, truths)
+    geometry = session.target.geometry
+    return AskedBatch(
+        method.predictor_name,
+        method.predictor,
+        (geometry.moe_layers, geometry.experts, geometry.top_k),
+        [stream.prompt for stream in streams],
+        capacities,
+        [partial(true_routing, each) for each in session.sessions],
+        oracle=method.predictor_is_oracle,
+    )
 
 
 def _expert_sets(
     method: Speculation,
     trees: Sequence[DraftTree],
     session: TargetBatch,
-    predictor: PredictorBatch | None,
+    predictor: AskedBatch | None,
     watch: Stopwatch,
 ) -> list[ExpertSets] | None:
     """The expert sets the policy asks for; true routing is obtained outside every timing."""
@@ -362,8 +374,8 @@ def _expert_sets(
     assert predictor is not None
     if method.predictor_is_oracle:
         with watch.excluded():
-            return [ExpertSets.from_topk(routing, experts) for routing in predictor.predict(trees)]
-    return [ExpertSets.from_topk(routing, experts) for routing in predictor.predict(trees)]
+            return predictor.predict(trees)
+    return predictor.predict(trees)
 
 
 def _overlap(predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], routing: Tensor, experts: int) -> float | None:

@@ -92,6 +92,11 @@ def checkpoint_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def folder_hash(path: object) -> str | None:
+    """`checkpoint_hash` of what is a local folder, None of anything else."""
+    return checkpoint_hash(Path(path)) if isinstance(path, str | Path) and Path(path).is_dir() else None
+
+
 def prompts_hash(prompts: Iterable[Sequence[int]]) -> str:
     """SHA-256 over the rendered prompts' token ids: a chat template or an exemplar changes it."""
     digest = hashlib.sha256()

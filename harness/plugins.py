@@ -25,9 +25,8 @@ import pluggy
 import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
 import ecospec.suites.hookspecs
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError, nearest, one_line
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
-from ecospec.policies.spec import one_line
 from ecospec.predictors.contract import Predictor
 from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_task_file, read_task_file
 

@@ -24,6 +24,7 @@ from ecospec.harness.loading import (
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import AR
 from ecospec.policies import ExpertNeed, Policy, spec_of
+from ecospec.predictors.asking import bind
 from ecospec.predictors.contract import BoundPredictor, Predictor
 from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, HUB
@@ -140,9 +141,18 @@ def load_speculations(
     loaded, head, bundle = parts
     bound: BoundPredictor | None = None
     if any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values()):
-        bound = predictor.bind(target_view(loaded.target, bundle and bundle / "predictor"))
+        bound = bind(predictor, target_view(loaded.target, bundle and bundle / "predictor"))
     return {
-        label: Speculation(policy, head, config.budget, config.draft_steps, config.draft_topk, bound, predictor.oracle)
+        label: Speculation(
+            policy,
+            head,
+            config.budget,
+            config.draft_steps,
+            config.draft_topk,
+            bound,
+            predictor.oracle,
+            predictor.name,
+        )
         for label, policy in policies.items()
     }
 

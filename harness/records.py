@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -66,6 +67,10 @@ class PromptRecord:
         return self.steps if self.step_share is None else self.step_share
 
 
+VERDICTS = ("unchecked", "exact", "ties", "violated")
+"""From nothing known to worst."""
+LARGEST = 1e15
+"""What a number in a record can be at most."""
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompt_id", "method", "text", "reason", "verdict", "batch"), (str,)),
     **dict.fromkeys(("prompt_tokens", "steps", "emitted", "selected", "ties"), (int,)),
@@ -97,7 +102,10 @@ def read_records(path: Path) -> list[PromptRecord]:
 def _parse(path: Path) -> Iterator[PromptRecord]:
     names = {field.name for field in fields(PromptRecord)}
     # A kill can cut a character; the line it is in is then no JSON, and is judged as any other.
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror})") from error
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -106,10 +114,25 @@ def _parse(path: Path) -> Iterator[PromptRecord]:
             if not isinstance(raw, dict) or set(raw) != names:
                 raise ValueError("its keys are not a record's")
             for name, kinds in KINDS.items():
-                if not isinstance(raw[name], kinds) or isinstance(raw[name], bool):
-                    raise ValueError(f"{name} is {raw[name]!r}")
+                if not _fits(name, raw[name], kinds):
+                    raise ValueError(f"{name} is {reprlib.repr(raw[name])}")
             yield PromptRecord(**raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the write was cut short
                 return
             raise UserError(f"{path}, line {number}: not a record of this version ({error})") from error
+
+
+def _fits(name: str, value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a field can have been written by a run: of its type, finite, not negative, in bearable size."""
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return False
+    if isinstance(value, dict):
+        return all(_fits(key, entry, (int, float)) for key, entry in value.items())
+    if isinstance(value, list):
+        return all(_fits(name, entry, (int,)) for entry in value)
+    if name == "verdict":
+        return value in VERDICTS
+    if name == "step_share" and value == 0.0:
+        return False
+    return not isinstance(value, int | float) or 0 <= value <= LARGEST

@@ -13,15 +13,13 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from ecospec.harness.records import AR, PromptRecord
+from ecospec.harness.records import AR, VERDICTS, PromptRecord
 from ecospec.harness.stats import Ratio, paired_ratio
 
 SCHEMA = 1
 """Version of what `report_json` gives; it changes when a key changes its name or meaning."""
 
 PHASES = ("draft", "predict", "select", "verify", "commit")
-VERDICTS = ("unchecked", "exact", "ties", "violated")
-"""From nothing known to worst."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,7 @@ class Report:
         prompts_without_step: of ``prompts``, those whose AR output is one token, from the prefill.
         baseline: label of the policy that the methods after it are compared with.
         check: what was to be checked for losslessness: all, sample or none.
+        units: what the intervals resample: prompts, or batches where several prompts were decoded together.
     """
 
     prompts: int
@@ -145,6 +144,7 @@ class Report:
     top_k: int
     expert_bytes: int
     always_read_bytes: int
+    units: int
     rows: tuple[MethodRow, ...]
 
     @property
@@ -214,6 +214,7 @@ def summarise(
         top_k=top_k,
         expert_bytes=expert_bytes,
         always_read_bytes=always_read_bytes,
+        units=len({record.batch or record.prompt_id for record in counted.get(AR, [])}),
         rows=tuple(row(method) for method in methods),
     )
 

@@ -69,7 +69,8 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         markdown_table(["", "median", "min", "max", "prompts"], spread),
         "## How each number is defined",
         'Sums (Σ) run over the prompts that every method finished. "95 % interval" is a paired bootstrap '
-        'over prompts; "mean over prompts" averages the prompts\' own values of the line above it.',
+        'over prompts, or over batches of prompts that were decoded together; "mean over prompts" averages the '
+        "prompts' own values of the line above it.",
         _bullets(f"**{_escape(line.label)}**: {_escape(line.meaning)}" for line in lines if line.meaning),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -102,7 +103,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return NONE
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())

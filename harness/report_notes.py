@@ -26,6 +26,7 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
         str(manifest.get("source") or "data source not recorded"),
         str(manifest.get("suite") or ""),
         f"target {manifest.get('target') or 'not recorded'}{_widening(manifest)}",
+        "as chat messages" if manifest.get("chat_template") == "on" else "",
         f"{report.prompts} prompt{'s' if report.prompts != 1 else ''}",
         f"batches of {manifest['batch_size']}" if manifest.get("batch_size", 1) > 1 else "",
         f"γ = {manifest['budget']}" if "budget" in manifest else "",
@@ -74,19 +75,28 @@ def _prompt_notes(report: Report) -> Iterator[str]:
 
 
 def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
+    size = manifest.get("batch_size", 1)
+    if not report.in_batches and size > 1:
+        yield f"batches of {size} were asked for, but no step had more than one prompt"
     if report.in_batches:
+        reference = (
+            ", and the lossless check's reference is plain decoding of each prompt by itself, outside all timing"
+            if report.check != "none"
+            else ""
+        )
         yield (
-            f"batches of {manifest.get('batch_size', 'several')}: speed-ups are over plain decoding in the same "
-            "batches, intervals resample whole batches, and the lossless check's reference is plain decoding of each "
-            "prompt by itself, outside all timing"
+            f"batches of {size}: speed-ups are over plain decoding in the same batches, intervals resample whole "
+            f"batches{reference}"
         )
 
 
 def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
-    if 0 < report.prompts < FEW_PROMPTS:
+    if 0 < report.units < FEW_PROMPTS:
+        unit = "batch" if report.in_batches else "prompt"
+        several = f"{unit}{'es' if report.in_batches else 's'} are" if report.units > 1 else f"{unit} is"
         yield (
-            f"{report.prompts} prompt{'s are' if report.prompts > 1 else ' is'} too few to compare methods by; "
-            f"intervals over fewer than {FEW_PROMPTS} are too narrow"
+            f"{report.units} {several} too few to compare methods by; intervals over fewer than {FEW_PROMPTS} are too "
+            "narrow"
         )
     if manifest.get("suite_note"):
         yield str(manifest["suite_note"])
@@ -106,11 +116,9 @@ def _lossless_notes(report: Report, dtype: str) -> Iterator[str]:
 def _lossless_sentence(found: Lossless, check: str, dtype: str) -> str:
     if not found.checked:
         return f"not checked (--check {check})"
-    scope = (
-        f"all {found.prompts} prompts"
-        if found.checked == found.prompts
-        else f"the {found.checked} of {found.prompts} prompts that were checked"
-    )
+    scope = f"the {found.checked} of {found.prompts} prompts that were checked"
+    if found.checked == found.prompts:
+        scope = f"all {found.prompts} prompts" if found.prompts > 1 else "the one prompt"
     tail = f" ({dtype})" if dtype else ""
     if found.verdict == "exact":
         return f"every token equals AR's for {scope}{tail}"

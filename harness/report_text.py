@@ -94,7 +94,7 @@ def _verification_lines(report: Report) -> list[Line]:
         Line(
             "active experts E",
             lambda r: _number(r.active_experts, 3),
-            "Σ unique (layer, expert) pairs / Σ steps / MoE layers; AR has K",
+            "Σ unique (layer, expert) pairs / Σ steps / MoE layers; AR has K, and more in batches",
         ),
         Line("  mean over prompts", lambda r: _number(r.active_experts_prompt_mean, 3)),
         Line(

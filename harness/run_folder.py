@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,8 @@ SUITES_FILE = "suites.json"
 # What a resumed run must share with the run it goes on from.
 RESUME_KEYS = [
     "suite",
+    "suite_file",
+    "suite_sha256",
     "baseline",
     "policy",
     "predictor",
@@ -28,10 +31,11 @@ RESUME_KEYS = [
     "drafter",
     "widened",
     "data_sha256",
-    "prompts_sha256",
     "chat_template",
+    "chat_template_sha256",
     "chat_switches",
     "system_prompt",
+    "prompts_sha256",
     "max_new_tokens",
     "budget",
     "draft_steps",
@@ -47,6 +51,8 @@ RESUME_KEYS = [
     "check",
     "run_code",
     "checkpoint_sha256",
+    "drafter_sha256",
+    "predictor_sha256",
 ]
 
 
@@ -102,7 +108,10 @@ def check_parent(folder: Path, names: Sequence[str], *, resume: bool, named: boo
     except (OSError, ValueError) as error:
         raise UserError(f"--resume: {folder / SUITES_FILE} is damaged ({error}); start a new run") from error
     if found != list(names):
-        raise UserError(f"--resume: {folder} was run with the suites {found}, now they are {list(names)}")
+        before = ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+        raise UserError(
+            f"--resume: {folder} holds the runs {before}, now they are {', '.join(names)}; expected the same command"
+        )
     for name in names:
         inner = folder / name
         if inner.exists() and not (inner.is_dir() and (not any(inner.iterdir()) or (inner / MANIFEST).is_file())):
@@ -120,6 +129,13 @@ def open_parent(folder: Path, names: Sequence[str]) -> None:
         (folder / SUITES_FILE).write_text(json.dumps(list(names)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
+
+
+def discard_parent(folder: Path) -> None:
+    """Remove the folder of several runs in which no run folder is left; others stay as they are."""
+    if [path.name for path in folder.iterdir()] == [SUITES_FILE]:
+        (folder / SUITES_FILE).unlink()
+        folder.rmdir()
 
 
 def discard_empty(folder: Path) -> None:
@@ -141,12 +157,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
+            inside = path.parent / SUITES_FILE
+            if inside.is_file():
+                raise UserError(f"--resume: {path.parent} holds several runs; expected the same command as for these")
             raise UserError(f"--resume: {path.parent} holds no run (no manifest.json); give its --output folder")
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--resume: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
     speed = manifest.get("copy_bytes_per_second", 1.0) if isinstance(manifest, dict) else None
-    if not isinstance(speed, int | float) or isinstance(speed, bool):
+    if not isinstance(speed, int | float) or isinstance(speed, bool) or not (math.isfinite(speed) and speed > 0):
         raise UserError(f"--resume: {path} is damaged (not a run's manifest); start a new run")
     found: dict[str, Any] = manifest
     return found

@@ -15,7 +15,7 @@ from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
-from ecospec.harness.manifest import checkpoint_hash, device_facts, prompts_hash
+from ecospec.harness.manifest import checkpoint_hash, device_facts, folder_hash, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import (
     Parts,
@@ -85,7 +85,7 @@ class Bench:
         self.plugins = plugins = plugins or load_plugins()
         check_options(config)
         policies = create_policies(plugins, (config.baseline, *config.policy))
-        predictor: Predictor = plugins.create_predictor(config.predictor)
+        self.predictor: Predictor = plugins.create_predictor(config.predictor)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
         plugins.find_suite(config.suite)
         self.suite: Suite = load_suite(
@@ -102,7 +102,7 @@ class Bench:
         self.parts = parts or load_parts(config, self.device, dtype)
         self.loaded, _, self.bundle = self.parts
         target = self.loaded.target
-        speculations = load_speculations(config, policies, predictor, self.parts)
+        speculations = load_speculations(config, policies, self.predictor, self.parts)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
             self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
@@ -138,8 +138,14 @@ class Bench:
             other.tokens,
             TokenChooser(self.sampling, request.id),
             lambda: self.new_rule(request),
-            self.config.budget * self.config.batch_size,
+            self.largest_pass,
         )
+
+    @property
+    def largest_pass(self) -> int:
+        """Most tokens that one verification pass can have."""
+        sizes = [method.speculation.tree_size for method in self.methods if method.speculation is not None]
+        return min(self.config.budget, *sizes) * min(self.config.batch_size, len(self.requests))
 
     def facts(self) -> dict[str, Any]:
         """The manifest's facts about this run."""
@@ -149,6 +155,7 @@ class Bench:
         return {
             **config,
             "suite": self.suite.name,
+            "suite_sha256": self.suite.task_file.sha256 if self.suite.task_file else None,
             "suite_file": str(self.suite.task_file.path)
             if self.suite.task_file and not self.suite.task_file.builtin
             else None,
@@ -166,7 +173,7 @@ class Bench:
             "data": data_of(self.config),
             "data_revision": self.suite.revision or None,
             "suite_note": self.suite.note,
-            "score_metric": self.scorer.metric,
+            "score_metric": self.scorer.metric + (f" after {self.scorer.filter}" if self.scorer.filter else ""),
             "score_why_not": self.scorer.why_not,
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
@@ -174,6 +181,8 @@ class Bench:
             "checkpoint_sha256": checkpoint_hash(self.bundle or target_folder)
             if self.bundle or target_folder.is_dir()
             else None,
+            "drafter_sha256": folder_hash(self.config.drafter),
+            "predictor_sha256": folder_hash(getattr(self.predictor, "path", None)),
             "geometry": asdict(self.loaded.target.geometry),
             "copy_bytes_per_second": copy_bandwidth(self.device),
             "feature_layers": list(self.loaded.target.feature_layers),

@@ -10,6 +10,8 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import PromptRecord
 
+RESERVED = ("suites.json", "summary.json", "summary.md")
+
 
 def suites_asked(text: str, known: Sequence[str]) -> list[str]:
     """The suites of ``--suite``: one, several separated by commas, or ``all``, each once and in that order."""
@@ -36,6 +38,10 @@ def planned(
     for suite, name in names.items():
         for size in batch_sizes:
             parts = [name] * (len(suites) > 1) + [f"batch-{size}"] * (len(batch_sizes) > 1)
+            if "-".join(parts) in RESERVED:
+                raise UserError(
+                    f"suite {name!r}: its run folder would be one of the summary's files; expected another task name"
+                )
             if "-".join(parts) in runs:
                 raise UserError(f"two suites are called {name}; expected task files with different names")
             runs["-".join(parts)] = dataclasses.replace(config, suite=suite, batch_size=size)

@@ -83,6 +83,12 @@ class Target:
                 f"{type(model).__name__} has a sliding window of {sliding} tokens under a context of "
                 f"{self.context}; sliding-window layers are not supported yet"
             )
+        positions = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None)
+        if "longrope" in str(positions):
+            raise UserError(
+                f"{type(model).__name__} has longrope positions, whose scale depends on the longest row of a pass: "
+                "what a token gives would depend on what it is verified with; they are not supported"
+            )
         decoder = self.model.get_decoder()
         self._layers: Any = decoder.layers
         self.feature_layers: tuple[int, ...] = ()

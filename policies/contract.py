@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import operator
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, blame, one_line
 from ecospec.policies.arrays import FloatArray, IntArray, WordArray, frozen
 from ecospec.policies.experts import ExpertSets
-from ecospec.policies.spec import one_line, summary
+from ecospec.policies.spec import summary
 from ecospec.policies.tree import DraftTree
 
 Selection: TypeAlias = Sequence[int] | NDArray[np.integer]
@@ -166,14 +164,8 @@ def run_policy(policy: Policy, request: SelectionRequest) -> IntArray:
     except KeyboardInterrupt:  # the user's
         raise
     except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
         # The policy's own line, where it was one of ours that refused what it asked for.
-        own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
-        frame = own[-1] if own else frames[-1]
-        raise SelectionError(
-            f"policy {policy.name!r} raised {type(error).__name__} "
-            f"({Path(frame.filename).name}, line {frame.lineno}): {one_line(error)}"
-        ) from error
+        raise SelectionError(f"policy {policy.name!r} {blame(error, __file__)}") from error
     if (request.tree, request.budget) != asked:
         raise SelectionError(f"policy {policy.name!r} changed its request; expected it to select and no more")
     return validate_selection(policy.name, request, selection)

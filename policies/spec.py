@@ -18,21 +18,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, TypeVar, Union
 
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError, nearest, one_line
 
 T = TypeVar("T")
-
-LONGEST = 400
-"""Characters of somebody else's error that a message repeats."""
-
-
-def one_line(error: BaseException) -> str:
-    """An error's text on one line of bearable length, also where its own `__str__` fails."""
-    try:
-        text = " ".join(str(error).split())
-    except (Exception, SystemExit):
-        text = "an error without a text"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
@@ -202,7 +190,9 @@ class Registry(Generic[T]):
             return cls(**{key: settable[key].parse(text) for key, text in given.items()})
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.kind} {name!r}: {error}") from error
-        except (Exception, SystemExit) as error:  # a class of somebody else's may raise anything
+        except KeyboardInterrupt:  # the user's
+            raise
+        except BaseException as error:  # a class of somebody else's may raise anything
             raise UserError(f"{self.kind} {name!r}: {type(error).__name__}: {one_line(error)}") from error
 
     def _check_class(self, cls: object) -> None:

@@ -46,7 +46,7 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     if mask is not None:
         mask = _folded(mask, group, query.dtype)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    out = out.reshape(batch, heads, n, size)
+    out = out.reshape(batch, heads, n, value.shape[-1])
     return out if packing is None else packing.pack(out)
 
 

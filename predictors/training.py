@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ from torch import Tensor, nn
 
 from ecospec.errors import UserError
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How long and how fast to train. ``seconds`` (0: no bound) stops early, with the schedule following
-    whichever of the two bounds is nearer."""
+    """How long and how fast to train.
+
+    ``seconds`` (0: no bound) stops early, with the schedule following whichever of the two bounds is nearer.
+    ``patience`` (0: none) stops after so many evaluations without a better one; see `train`.
+    """
 
     steps: int
     learning_rate: float
@@ -39,6 +42,30 @@ class LoopConfig:
     seconds: float = 0.0
     checkpoint_every_seconds: float = 120.0
     evaluate_every: int = 200
+    patience: int = 0
+
+
+@dataclass
+class Best:
+    """The best evaluation so far, by one figure that is to be large.
+
+    Attributes:
+        figure: its name.
+        found: the figures of that evaluation; empty before the first.
+        stale: evaluations since.
+    """
+
+    figure: str
+    found: dict[str, Any] = field(default_factory=dict)
+    stale: int = 0
+
+    def note(self, figures: Mapping[str, Any]) -> bool:
+        """Take an evaluation; whether it is the best."""
+        if self.found and not figures[self.figure] > self.found[self.figure]:
+            self.stale += 1
+            return False
+        self.found, self.stale = dict(figures), 0
+        return True
 
 
 def scheduled_rate(config: LoopConfig, progress: float, step: int) -> float:
@@ -57,11 +84,16 @@ def train(
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     resume: bool = False,
     title: str = "train",
+    keep_best: str = "",
 ) -> dict[str, Any]:
     """Minimise ``loss(step, progress)``, which returns the scalar to differentiate and figures to log.
 
-    Returns the last logged figures with ``steps`` and ``train_seconds``. The folder gets ``checkpoint.pt``
-    (rewritten atomically) and ``log.jsonl``.
+    Args:
+        keep_best: name of the figure of ``evaluate`` by which the best weights are kept, the larger the better;
+            the module ends with them. Without it, it ends with the last.
+
+    Returns the last logged figures, or those of the best evaluation, with ``steps`` and ``train_seconds``. The
+    folder gets ``checkpoint.pt`` (rewritten atomically) and ``log.jsonl``.
 
     Raises:
         UserError: the folder already holds a run and ``resume`` is off, or the other way round.
@@ -77,16 +109,16 @@ def train(
         lr=config.learning_rate,
         betas=(0.9, 0.95),
     )
-    step, elapsed = 0, 0.0
+    step, elapsed, best = 0, 0.0, Best(keep_best)
     if resume and path.exists():
-        step, elapsed = load_checkpoint(path, module, optimizer)
+        step, elapsed = load_checkpoint(path, module, optimizer, best)
     figures: dict[str, Any] = {}
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     began = last_saved = time.monotonic()
     before = elapsed
     with Progress(*columns) as bar, (folder / LOG).open("a", encoding="utf-8") as log:
         task = bar.add_task(title, total=config.steps, completed=step)
-        while step < config.steps and not (config.seconds and elapsed >= config.seconds):
+        while step < config.steps and not (config.seconds and elapsed >= config.seconds) and not over(config, best):
             progress = step / config.steps
             if config.seconds:
                 progress = max(progress, elapsed / config.seconds)
@@ -106,18 +138,30 @@ def train(
             elapsed = before + now - began
             figures = {"step": step, "seconds": round(elapsed, 1), "rate": rate, **seen}
             done = step == config.steps or bool(config.seconds and elapsed >= config.seconds)
-            if evaluate and (done or step % config.evaluate_every == 0):
+            evaluated = evaluate is not None and (done or step % config.evaluate_every == 0)
+            if evaluate is not None and evaluated:
                 module.eval()
                 with torch.no_grad():
                     figures.update(evaluate())
+                if keep_best and best.note(figures):
+                    save_checkpoint(folder / BEST, module, optimizer, step, elapsed, best)
             log.write(json.dumps(figures) + "\n")
             log.flush()
             shown = " ".join(f"{k} {v:.3f}" for k, v in seen.items())
             bar.update(task, completed=step, description=f"{title} {shown}")
-            if done or now - last_saved > config.checkpoint_every_seconds:
-                save_checkpoint(path, module, optimizer, step, elapsed)
+            # What was the best must not be older in the checkpoint than in its own file.
+            if done or (keep_best and evaluated) or now - last_saved > config.checkpoint_every_seconds:
+                save_checkpoint(path, module, optimizer, step, elapsed, best)
                 last_saved = now
+    if best.found:
+        load_checkpoint(folder / BEST, module, optimizer, Best(keep_best))
+        figures = {**best.found, "best_step": best.found["step"]}
     return {**figures, "steps": step, "train_seconds": round(elapsed, 1)}
+
+
+def over(config: LoopConfig, best: Best) -> bool:
+    """Whether patience has run out."""
+    return bool(config.patience) and best.stale >= config.patience
 
 
 def refuse_another_run(folder: Path, *, resume: bool) -> None:
@@ -130,8 +174,10 @@ def refuse_another_run(folder: Path, *, resume: bool) -> None:
         raise UserError(f"{folder} already holds a training run; give --resume, or another --output")
 
 
-def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-    """Put the trainable parameters and the optimiser's state back; returns step and elapsed seconds.
+def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, best: Best) -> tuple[int, float]:
+    """Put the trainable parameters, the optimiser's state and the best evaluation back.
+
+    Returns step and elapsed seconds.
 
     Raises:
         UserError: the file is damaged, or of another training.
@@ -145,6 +191,7 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
             raise ValueError(f"{name} is {found.get(name, 'not there')}, expected {expected.get(name, 'nothing')}")
         module.load_state_dict(state["module"], strict=False)  # what is not trained is not in it
         optimizer.load_state_dict(state["optimizer"])
+        best.found, best.stale = dict(state["best"]), int(state["stale"])
         return int(state["step"]), float(state["elapsed"])
     except Exception as error:  # unpickling damaged bytes may raise anything
         reason = " ".join(str(error).split())[:300]
@@ -153,9 +200,18 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
         ) from error
 
 
-def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float) -> None:
-    """Write the trainable parameters and the optimiser's state; a kill leaves the old or the new file."""
-    trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+def save_checkpoint(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float, best: Best
+) -> None:
+    """Write all that `load_checkpoint` puts back; a kill leaves the old or the new file."""
+    state = {
+        "module": {name: p.detach() for name, p in module.named_parameters() if p.requires_grad},
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "elapsed": elapsed,
+        "best": best.found,
+        "stale": best.stale,
+    }
     partial = path.with_suffix(".partial")
-    torch.save({"module": trainable, "optimizer": optimizer.state_dict(), "step": step, "elapsed": elapsed}, partial)
+    torch.save(state, partial)
     os.replace(partial, path)

@@ -70,6 +70,8 @@ def render(task: Any, num_fewshot: int) -> Iterator[Request]:
         prompt, generation = task.construct_requests(doc=doc, ctx=context).args
         until = generation["until"]
         stop = (until,) if isinstance(until, str) else tuple(until)
+        if isinstance(until, Mapping) or not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"generation_kwargs.until is {until!r}, expected stop sequences")
         yield Request(prompt=prompt, stop=stop, reference=str(task.doc_to_target(doc)))
 
 

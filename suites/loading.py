@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.suites.rows import Row, read_rows
 from ecospec.suites.sources import EMBEDDED, HUB, Rows, rows_of_hub, rows_of_path
 from ecospec.suites.task_file import TaskFile, builtin_files, find_task_file
@@ -108,10 +108,10 @@ def load_suite(
             requests = list(lm_task.render(task, num_fewshot))
         if len(requests) != len(rows):
             raise ValueError(f"its process_docs makes {len(requests)} problems of {len(rows)} rows")
-    except (Exception, SystemExit) as error:  # whatever lm-eval, a template or a function of the file's raises
-        if task_file.builtin:
+    except BaseException as error:  # whatever lm-eval, a template or a function of the file's raises
+        if task_file.builtin or isinstance(error, KeyboardInterrupt):
             raise
-        reason = " ".join(str(error).split()) or "no message"
+        reason = one_line(error) or "no message"
         raise UserError(
             f"suite file {str(task_file.path)!r}: lm-eval cannot use it ({type(error).__name__}: {reason})"
         ) from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import copy
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.suites import lm_task
 from ecospec.suites.loading import Suite
 
@@ -16,6 +16,7 @@ class Scorer:
 
     Attributes:
         metric: the metric's name, such as exact_match; empty where the suite has none.
+        filter: name of the chain of filters before it; empty where it has none.
         why_not: why nothing is scored, or empty.
     """
 
@@ -32,6 +33,8 @@ class Scorer:
         self._file = "" if suite.task_file is None or suite.task_file.builtin else str(suite.task_file.path)
         metrics = [_name_of(entry["metric"]) for entry in self._task.config.metric_list or []]
         self.metric = metrics[0] if metrics else ""
+        chains = [str(chain["name"]) for chain in self._task.config.filter_list or []]
+        self.filter = chains[-1] if chains else ""
         self.why_not = ""
         if not metrics:
             self.why_not = "the suite has no metric"
@@ -47,13 +50,14 @@ class Scorer:
             return None
         try:
             with lm_task.quiet():
-                value: float = lm_task.metric_of(self._task, self._docs[index], text, self.metric)
-            if not math.isfinite(value):
-                raise ValueError(f"it gave {value}")
-        except (Exception, SystemExit) as error:  # whatever a filter or a metric of somebody else's raises
-            if not self._file:
+                doc = copy.deepcopy(self._docs[index])  # a metric may change it
+                value: float = lm_task.metric_of(self._task, doc, text, self.metric)
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"it gave {value}, expected a number from 0 to 1")
+        except BaseException as error:  # whatever a filter or a metric of somebody else's raises
+            if not self._file or isinstance(error, KeyboardInterrupt):
                 raise
-            reason = " ".join(str(error).split()) or "no message"
+            reason = one_line(error) or "no message"
             raise UserError(
                 f"suite file {self._file!r}: its metric {self.metric!r} gives no number for a text "
                 f"({type(error).__name__}: {reason})"

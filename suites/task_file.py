@@ -5,7 +5,10 @@ lm-eval reads the file again itself; here it is read, and checked, before lm-eva
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -20,6 +23,9 @@ ALL = "all"
 """What stands for all of ecospec's own suites, and so names none."""
 SAMPLE, EXEMPLARS = "sample.jsonl", "exemplars.jsonl"
 MOST_INCLUDES = 8
+# YAML's aliases make a few lines into a value of any size.
+_shown = reprlib.Repr()
+_shown.maxlevel = 2
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
@@ -87,6 +93,14 @@ class TaskFile:
         return self.path.parent / EXEMPLARS
 
     @property
+    def sha256(self) -> str:
+        """SHA-256 of all settings and of the Python files beside it, which they may name."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
+        for path in sorted(self.path.parent.glob("*.py")):
+            digest.update(path.read_bytes() if path.is_file() else b"")
+        return digest.hexdigest()
+
+    @property
     def data_set(self) -> str:
         """The data set on the hub; empty where the file names none."""
         hub_file = self.metadata.get("hub_file")
@@ -150,8 +164,15 @@ def find_task_file(name: str, more: Mapping[str, Path] | None = None) -> TaskFil
     if more and name in more:
         return read_task_file(more[name])
     if name.endswith(SUFFIXES):
-        return read_task_file(Path(name))
-    raise UserError(f"no suite {name!r}; {nearest(name, [*known, *(more or ())])}; or give the path of a task file")
+        task_file = read_task_file(Path(name))
+        if task_file.name in known and Path(name).resolve() != known[task_file.name].resolve():
+            raise UserError(
+                f"suite file {name!r}: task is {task_file.name!r}, the name of one of ecospec's own suites; expected "
+                "another"
+            )
+        return task_file
+    hint = "it is a folder: give the task file in it" if Path(name).is_dir() else "or give the path of a task file"
+    raise UserError(f"no suite {name!r}; {nearest(name, [*known, *(more or ())])}; {hint}")
 
 
 def read_task_file(path: Path, *, builtin: bool = False) -> TaskFile:
@@ -167,10 +188,10 @@ def read_task_file(path: Path, *, builtin: bool = False) -> TaskFile:
 
     name = config.get("task")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise refuse(f"task is {name!r}; expected a name of letters, digits, '.', '+', '-' and '_'")
+        raise refuse(f"task is {_shown.repr(name)}; expected a name of letters, digits, '.', '+', '-' and '_'")
     for key, expected in _EXPECTED.items():
         if not expected.fits(config):
-            raise refuse(f"{key} is {expected.value(config)!r}; expected {expected.words}")
+            raise refuse(f"{key} is {_shown.repr(expected.value(config))}; expected {expected.words}")
     task = TaskFile(name, path, config, builtin)
     if task.num_fewshot and not task.exemplars.is_file():
         raise refuse(f"num_fewshot is {task.num_fewshot}, but there is no {EXEMPLARS} beside it with worked examples")
@@ -181,7 +202,7 @@ def read_task_file(path: Path, *, builtin: bool = False) -> TaskFile:
         raise refuse(f"fewshot_config.samples besides {EXEMPLARS}; expected all worked examples there")
     follow_ups = task.metadata.get("follow_ups")
     if follow_ups is not None and (not isinstance(follow_ups, str) or task.columns.get(follow_ups) != "strings"):
-        raise refuse(f"metadata.follow_ups is {follow_ups!r}; expected one of its columns of strings")
+        raise refuse(f"metadata.follow_ups is {_shown.repr(follow_ups)}; expected one of its columns of strings")
     follow_up = task.metadata.get("follow_up")
     if follow_ups is not None and not (isinstance(follow_up, str) and "{{turn}}" in follow_up):
         raise refuse("metadata.follow_ups without a metadata.follow_up that holds {{turn}}")
@@ -247,6 +268,10 @@ def _is_columns(value: Any) -> bool:
     )
 
 
+def _is_metric(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("metric"), str)
+
+
 def _is_hub_file(value: Any) -> bool:
     return value is None or (
         isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("repo", "type", "path"))
@@ -262,6 +287,11 @@ _EXPECTED: dict[str, _Expected] = {
         lambda c: c.get("num_fewshot"),
         lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool) and v >= 0),
         "a number of worked examples",
+    ),
+    "metric_list": _Expected(
+        lambda c: c.get("metric_list"),
+        lambda v: v is None or (isinstance(v, list) and all(_is_metric(each) for each in v)),
+        "a list of metrics, each with its name under 'metric'",
     ),
     "test_split": _Expected(
         lambda c: c.get("test_split") or c.get("validation_split"),

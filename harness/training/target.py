@@ -185,16 +185,22 @@ def write_training_record(
     corpus: Corpus,
     start: str = "",
 ) -> None:
-    """``training.json``: what the card is made from, with the record of the part that was gone on from."""
-    record = {
-        "kind": kind,
-        "shape": dict(shape),
-        "recipe": dict(recipe),
-        "figures": dict(figures),
-        "corpus_sha256": corpus.sha256,
-        "train_tokens_by_source": corpus.sources,
-    }
+    """``training.json`` of a training from a corpus, with the record of the part that was gone on from."""
+    facts: dict[str, Any] = {"corpus_sha256": corpus.sha256, "train_tokens_by_source": corpus.sources}
     earlier = Path(start) / "training.json"
     if start and earlier.is_file():
-        record["started_from"] = json.loads(earlier.read_text(encoding="utf-8"))
+        facts["started_from"] = json.loads(earlier.read_text(encoding="utf-8"))
+    write_record(folder, kind, shape, recipe, figures, facts)
+
+
+def write_record(
+    folder: Path,
+    kind: str,
+    shape: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> None:
+    """``training.json``: what the card is made from; ``facts`` say what was trained on."""
+    record = {"kind": kind, "shape": dict(shape), "recipe": dict(recipe), "figures": dict(figures), **facts}
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

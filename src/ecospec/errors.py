@@ -8,7 +8,12 @@ other exception is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+
+LONGEST = 400
+"""Characters of somebody else's error that a message repeats."""
 
 
 class UserError(Exception):
@@ -22,3 +27,22 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}? (known: {', '.join(known)})"
     return f"known: {', '.join(known) if known else 'none'}"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text on one line of bearable length, also where its own `__str__` fails."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as raised:
+        if isinstance(raised, KeyboardInterrupt):  # the user's
+            raise
+        text = "an error without a text"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def blame(error: BaseException, own_file: str) -> str:
+    """What somebody else's code raised and where, on one line: the innermost frame that is not ``own_file``'s."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [frame for frame in frames if Path(frame.filename) != Path(own_file)]
+    frame = (others or frames)[-1]
+    return f"raised {type(error).__name__} ({Path(frame.filename).name}, line {frame.lineno}): {one_line(error)}"

@@ -99,6 +99,7 @@ def test_a_template_is_used_where_there_is_one_and_it_is_wanted(
             "Be brief.",
             "--system-prompt: the target's chat template leaves system messages out",
         ),
+        ("hello", "auto", "auto", None, "the target's chat template leaves the user's message out"),
         (PLAIN, "yes", "auto", None, "--chat-template yes: expected auto, on or off"),
         (PLAIN, "auto", "yes", None, "--thinking yes: expected auto, on or off"),
         (PLAIN, "auto", "on", None, "no such switch (enable_thinking or thinking); expected auto"),
@@ -172,13 +173,15 @@ def test_a_last_message_of_the_model_is_gone_on_with(tokenizer: Any) -> None:
         ("{{ messages[0].content + 1 }}", ""),
         ("{{ nothing.at.all }}", "nothing"),
         ("{{ messages[0].content.missing() }}", ""),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
     ],
 )
 def test_a_template_that_refuses_its_messages_is_one_line(tokenizer: Any, template: str, reason: str) -> None:
     with pytest.raises(UserError, match="the target's chat template refuses its messages") as refused:
         chat_by(with_template(tokenizer, template), system="Be brief.")
     assert reason in str(refused.value)
-    assert "expected a template for system, user, or --chat-template off" in str(refused.value)
+    assert "user, or --chat-template off" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -218,7 +221,7 @@ def test_a_conversation_that_may_outgrow_the_context_is_refused_with_its_message
 
 
 def test_a_prompt_without_tokens_is_refused(tokenizer: Any) -> None:
-    chat = chat_by(with_template(tokenizer, "{# nothing #}"))
+    chat = Chat(with_template(tokenizer, "{# nothing #}"))
     with pytest.raises(UserError, match="prompt 'p-0' has no tokens"):
         renderer(tokenizer, chat).first(Problem("p-0", "2 + 2 =", (), "", {}))
 

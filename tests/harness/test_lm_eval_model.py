@@ -425,6 +425,9 @@ def test_answers_are_handed_to_lm_evals_cache(load: Callable[..., EcospecLM]) ->
     [
         ("marginal", {"tempo": 1}, "EcospecLM has no option 'tempo'; expected one of target, drafter"),
         ("marginal", {"batch_size": "auto"}, "batch_size 'auto': expected an integer"),
+        ("marginal", {"batch_size": 2.5}, "batch_size 2.5: expected an integer"),
+        ("marginal", {"batch_size": None}, "batch_size None: expected an integer"),
+        ("marginal", {"seed": "x"}, "seed 'x': expected an integer"),
         ("marginal", {"batch_size": 0}, "--batch-size 0: expected an integer of at least 1"),
         ("marginal", {"budget": 0}, "--budget 0"),
         ("marginal", {"max_gen_toks": 0}, "--max-new-tokens 0"),
@@ -456,6 +459,12 @@ def test_a_prompt_longer_than_the_context_is_named(load: Callable[..., EcospecLM
         ({"temperature": 1.0, "top_k": -3}, "top-k -3"),
         ({"max_gen_toks": 0}, "max_gen_toks 0: expected an integer of at least 1"),
         ({"max_gen_toks": -1}, "max_gen_toks -1"),
+        ({"max_gen_toks": "x"}, "do not fit: invalid literal"),
+        ({"temperature": "x"}, "do not fit: could not convert"),
+        ({"temperature": 1.0, "top_p": 0}, "top-p 0.0: expected a number above 0"),
+        ({"temperature": 1.0, "top_p": "x"}, "do not fit: could not convert"),
+        ({"until": [5]}, "do not fit: until holds something that is no text"),
+        ({"num_beams": 4}, "do not fit: num_beams is not supported"),
     ],
 )
 def test_settings_of_a_task_that_cannot_be_are_refused(
@@ -463,3 +472,14 @@ def test_settings_of_a_task_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         texts_of(load(), [ask("Sam", do_sample=True, **settings)])
+
+
+def test_numbers_may_be_given_as_text(load: Callable[..., EcospecLM]) -> None:
+    """As lm-eval hands on what was typed."""
+    model = load(budget="3", draft_topk="2", batch_size="2", max_gen_toks="5")
+    assert (model.config.budget, model.config.batch_size, model.config.max_new_tokens) == (3, 2, 5)
+
+
+def test_half_of_a_surrogate_pair_is_no_text(load: Callable[..., EcospecLM]) -> None:
+    with pytest.raises(UserError, match="cannot be tokenized"):
+        texts_of(load(), [ask("Sam \ud800")])

@@ -71,3 +71,43 @@ def test_every_field_has_a_place_in_the_file(tmp_path: Path) -> None:
     text = (tmp_path / "r").read_text()
     assert all(f'"{field.name}"' in text for field in fields(PromptRecord))
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_share", 0.0),
+        ("step_share", -1.0),
+        ("step_share", float("nan")),
+        ("expert_pairs", float("inf")),
+        ("expert_pairs", 10**400),
+        ("decode_seconds", float("nan")),
+        ("decode_seconds", -0.5),
+        ("steps", -1),
+        ("emitted", 10**400),
+        ("score", float("nan")),
+        ("verdict", "fine"),
+        ("tokens", ["a"]),
+        ("tokens", [1.5]),
+        ("phase_seconds", {"verify": "x"}),
+        ("phase_seconds", {"verify": None}),
+        ("phase_seconds", {"verify": float("nan")}),
+    ],
+)
+def test_what_no_run_can_have_written_is_an_error(tmp_path: Path, name: str, value: object) -> None:
+    path = tmp_path / "records.jsonl"
+    append_records(path, [record(1, **{name: value}), record(2)])
+    with pytest.raises(UserError, match=rf"line 1: not a record of this version \({name} is ") as refused:
+        read_records(path)
+    assert len(str(refused.value)) < 300
+
+
+def test_what_is_no_file_of_lines_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.mkdir()
+    with pytest.raises(UserError, match="not readable"):
+        read_records(path)
+    nested = tmp_path / "nested.jsonl"
+    nested.write_text("[" * 100_000 + "\n{}\n")
+    with pytest.raises(UserError, match="line 1: not a record"):
+        read_records(nested)

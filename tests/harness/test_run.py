@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tiny_checkpoints import Checkpoints
 from ecospec.harness import decoding, runner
 from ecospec.harness.records import AR, read_records
 from ecospec.harness.runner import Method, rotated
+from ecospec.predictors.learned import LearnedSession
+from ecospec.suites.task_file import builtin_files
 
 ALL_POLICIES = "confidence,global-cost,marginal,oracle"
 
@@ -171,3 +174,45 @@ def test_plugins_lists_policies_predictors_and_parameters(command: Callable[...,
     assert ran.code == 0
     for word in ("marginal-cost", "epsilon", "token-frequency", "oracle", "confidence", "learned"):
         assert word in ran.out
+
+
+def test_a_run_of_a_task_file_that_has_changed_is_not_gone_on_with(bench: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(builtin_files()["math500"].parent, folder)
+    path = (folder / "math500.yaml").rename(folder / "mine.yaml")
+    path.write_text(path.read_text().replace("task: math500", "task: mine"))
+    arguments = ("--policy", "confidence", "--output", "out")
+    assert bench(*arguments, suite=str(path)).code == 0
+    assert bench(*arguments, "--resume", suite=str(path)).code == 0
+    (folder / "score.py").write_text((folder / "score.py").read_text() + "# another\n")
+    ran = bench(*arguments, "--resume", suite=str(path))
+    assert ran.code == 2
+    assert "was run with suite_sha256 = " in ran.err
+
+
+def test_a_run_with_another_drafter_is_not_gone_on_with(
+    bench: Callable[..., Any], checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(checkpoints.drafter, drafter)
+    arguments = ("--policy", "confidence", "--output", "out", "--drafter", drafter)
+    assert bench(*arguments).code == 0
+    config = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps({**config, "comment": "another"}))
+    ran = bench(*arguments, "--resume")
+    assert ran.code == 2
+    assert "was run with drafter_sha256 = " in ran.err
+
+
+def test_a_predictor_that_leaves_the_process_fails_the_command_in_one_line(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def leave(*args: Any) -> Any:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(LearnedSession, "predict", leave)
+    ran = bench("--output", "out")
+    assert ran.code == 2
+    assert "predictor 'learned' raised SystemExit (test_run.py, line" in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

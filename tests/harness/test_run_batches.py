@@ -13,6 +13,7 @@ import pytest
 import torch
 from report_records import GEOMETRY, METHODS, record, records, row, summary
 
+from ecospec.errors import UserError
 from ecospec.harness import runner, several
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Generation, StepRecord
@@ -246,3 +247,37 @@ def test_a_report_says_what_a_batch_is() -> None:
     cells = {line.label: line.cell(row(single, AR)) for line in table_lines(single)}
     assert cells["lossless"] == "reference"
     assert "prompts per step" not in cells
+
+
+def test_few_batches_are_few_however_many_prompts_they_hold() -> None:
+    report = summarise(batched(), methods=METHODS[:2], check="all", **GEOMETRY)
+    assert report.units == 2
+    assert "2 batches are too few to compare methods by; intervals over fewer than 20 are too narrow" in notes(
+        report, {"batch_size": 2}
+    )
+    asked = notes(summary(records()), {"batch_size": 4})
+    assert "batches of 4 were asked for, but no step had more than one prompt" in asked
+
+
+def test_the_noise_is_measured_in_passes_no_larger_than_there_are(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """A budget or batch size beyond all bounds takes no memory of that size."""
+    ran = bench("--limit", 2, "--batch-size", 10**9, "--budget", 10**9, "--dtype", "bfloat16", "--output", "out")
+    assert ran.code == 0, ran.err
+    assert "batches of 1000000000" in ran.out
+
+
+def test_a_failure_at_the_first_prompt_of_several_runs_leaves_nothing(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise UserError("not today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "decode_ar_batch", fail)
+        ran = bench("--batch-size", "1,2", "--output", "out")
+        assert (ran.code, ran.err) == (2, "ecospec-bench: error: not today\n")
+    assert not (tmp_path / "out").exists()
+    assert bench("--batch-size", "1,2", "--output", "out").code == 0
+    other = bench("--batch-size", 2, "--output", "out", "--resume")
+    assert other.code == 2
+    assert "out holds several runs; expected the same command as for these" in other.err

@@ -258,3 +258,15 @@ def test_half_precision_logits_come_back_in_float32() -> None:
     assert result.logits.dtype == torch.float32
     assert result.features.dtype == torch.bfloat16
     assert target.geometry.expert_bytes == 3 * HIDDEN * 16 * 2
+
+
+def test_positions_that_depend_on_the_longest_row_of_a_pass_are_refused() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 24,
+    }
+    with pytest.raises(UserError, match="longrope positions, whose scale depends on the longest row of a pass"):
+        tiny_target(rope_parameters=rope)

@@ -66,3 +66,10 @@ def test_a_library_model_gives_the_same_under_it() -> None:
     ours.set_attn_implementation("ecospec_sdpa")
     ids = torch.arange(20)[None]
     torch.testing.assert_close(ours(ids).logits, plain(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_values_may_have_a_size_of_their_own() -> None:
+    query, key, value = drawn(4, 2, 3, 7)
+    wide = torch.cat((value, value * 2), dim=-1)
+    narrow = grouped_sdpa(query, key, value, None, None)
+    torch.testing.assert_close(grouped_sdpa(query, key, wide, None, None), torch.cat((narrow, narrow * 2), dim=-1))

@@ -16,7 +16,7 @@ import yaml
 from ecospec.errors import UserError
 from ecospec.suites import load_suite
 from ecospec.suites.scoring import Scorer
-from ecospec.suites.task_file import MOST_INCLUDES, find_task_file, read_task_file
+from ecospec.suites.task_file import MOST_INCLUDES, builtin_files, find_task_file, read_task_file
 
 PLAIN: dict[str, Any] = {
     "task": "mine",
@@ -321,7 +321,7 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path, name: str, message: st
 
 def test_a_folder_that_is_not_named_as_a_task_file_is_no_suite(tmp_path: Path) -> None:
     write_task(tmp_path)
-    with pytest.raises(UserError, match=r"^no suite '.*'; known: .*; or give the path of a task file$"):
+    with pytest.raises(UserError, match=r"^no suite '.*'; known: .*; it is a folder: give the task file in it$"):
         load_suite(str(tmp_path))
 
 
@@ -387,7 +387,7 @@ def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:
     assert load_suite(str(path)) == alone
 
 
-@pytest.mark.parametrize("name", ["ecospec", "suite", "gsm8k", "all"])
+@pytest.mark.parametrize("name", ["ecospec", "suite", "gsm8k-mine", "all"])
 def test_a_suite_by_path_may_have_any_name(tmp_path: Path, name: str) -> None:
     suite = load_suite(str(write_task(tmp_path, task=name)), limit=1)
     assert (suite.name, suite.problems[0].prompt) == (name, "Q: 0 + 1?\nA:")
@@ -449,7 +449,6 @@ def test_a_function_that_fails_or_is_missing_is_one_line(
         ("doc_to_text", "{{nowhere}}", "UndefinedError: 'nowhere' is undefined"),
         ("doc_to_text", "{{question", "TemplateSyntaxError: "),
         ("frobnicate", 1, "TypeError: "),
-        ("metric_list", [{"aggregation": "mean"}], "ValueError: 'metric' key not provided"),
         ("filter_list", [{"name": "a", "filter": [{"function": "nowhere"}]}], "KeyError: "),
     ],
 )
@@ -495,3 +494,55 @@ def test_a_fault_in_ecospecs_own_suite_keeps_its_traceback(monkeypatch: pytest.M
     monkeypatch.setattr("ecospec.suites.lm_task.render", fails)
     with pytest.raises(ZeroDivisionError, match=r"^ours$"):
         load_suite("math500", limit=1)
+
+
+def test_the_name_of_one_of_ecospecs_own_suites_is_taken(tmp_path: Path) -> None:
+    path = write_task(tmp_path, task="gsm8k")
+    assert loading(path) == "task is 'gsm8k', the name of one of ecospec's own suites; expected another"
+    assert load_suite(str(builtin_files()["math500"]), limit=1).name == "math500"  # itself, by its path
+
+
+@pytest.mark.parametrize("until", [[""], ["a", ""], [5], 5, {"a": 1}])
+def test_a_stop_sequence_that_is_none_is_refused(tmp_path: Path, until: Any) -> None:
+    path = write_task(tmp_path, generation_kwargs={"until": until, "do_sample": False})
+    assert loading(path).startswith("lm-eval cannot use it (")
+
+
+def test_a_settings_size_does_not_matter_to_its_refusal(tmp_path: Path) -> None:
+    levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    path = tmp_path / "bomb.yaml"
+    path.write_text(f"l0: &l0 [x]\n{levels}task: *l11\n", encoding="utf-8")
+    assert len(loading(path)) < 500
+
+
+def test_settings_and_functions_have_a_hash(tmp_path: Path) -> None:
+    path = write_scored(tmp_path, "return {'exact_match': 1.0}")
+    before = read_task_file(path).sha256
+    assert read_task_file(path).sha256 == before
+    (tmp_path / "score.py").write_text((tmp_path / "score.py").read_text() + "# another\n")
+    changed = read_task_file(path).sha256
+    assert changed != before
+    path.write_text(path.read_text() + "repeats: 1\n")
+    assert read_task_file(path).sha256 not in (before, changed)
+
+
+@pytest.mark.parametrize("value", ["50", "-0.5", "1.01"])
+def test_a_score_is_from_0_to_1(tmp_path: Path, value: str) -> None:
+    path = write_scored(tmp_path, f"return {{'exact_match': {value}}}")
+    suite = load_suite(str(path))
+    assert f"it gave {float(value)}, expected a number from 0 to 1" in refusal(path, lambda: Scorer(suite))
+
+
+def test_a_metric_that_changes_its_row_changes_nothing(tmp_path: Path) -> None:
+    path = write_scored(
+        tmp_path, "right = float(doc['answer'] in results[0]); doc.clear(); return {'exact_match': right}"
+    )
+    scorer = Scorer(load_suite(str(path)))
+    assert [scorer.score(0, "1"), scorer.score(0, "1"), scorer.score(0, "no")] == [1.0, 1.0, 0.0]
+
+
+def test_whatever_a_function_raises_is_one_line(tmp_path: Path) -> None:
+    body = "raise type('Odd', (BaseException,), {'__str__': lambda self: 1 / 0})()"
+    path = write_scored(tmp_path, body)
+    suite = load_suite(str(path))
+    assert "Odd: an error without a text" in refusal(path, lambda: Scorer(suite))
