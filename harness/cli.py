@@ -93,6 +93,26 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
     ctx.exit(trace_command(RunConfig(policy=("confidence",), batch_size=sizes[0], **options), suites, text))
 
 
+@cli.command()
+@option("--trace", "traces", required=True, multiple=True, type=click.Path(path_type=Path), help="Trace; repeat it.")
+@option(
+    "--predictor",
+    "predictors",
+    multiple=True,
+    default=("learned", "token-frequency"),
+    help="Expert predictor NAME[:parameter=value,...]; repeat it for several.",
+)
+@option("--held-out-of", type=click.Path(path_type=Path), help="Training from these traces: only what it held out.")
+@option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model.")
+@option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")
+@option("--threads", type=int, help="CPU threads.  [default: torch's]", show_default=False)
+def evaluate(**options: Any) -> None:
+    """How often predictors name the experts that a trace's tokens were routed to."""
+    from ecospec.harness.app import evaluate_command
+
+    evaluate_command(**options)
+
+
 @cli.group()
 def train() -> None:
     """Train a target, a drafter or a predictor."""

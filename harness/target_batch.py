@@ -33,6 +33,8 @@ class BatchPass:
     def parts(self) -> list[Pass]:
         """The pass as each request sees it."""
         whole = self.whole
+        if len(self.counts) == 1:
+            return [whole]
         logits, features = whole.logits.split(self.counts), whole.features.split(self.counts)
         routing = whole.routing.split(self.counts, dim=1)
         return [Pass(*each) for each in zip(logits, features, routing, strict=True)]

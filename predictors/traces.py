@@ -54,6 +54,12 @@ class TracedText:
         if not 0 <= self.prompt_tokens <= len(self.tokens):
             raise ValueError(f"{self.prompt_tokens} prompt tokens of {len(self.tokens)}")
 
+    @property
+    def judged_from(self) -> int:
+        """Index of the first token that a predictor is judged by: the first that the target wrote itself, as those
+        that it meets while decoding; of a text that was only read, the second."""
+        return self.prompt_tokens if 0 < self.prompt_tokens < len(self.tokens) else 1
+
 
 def expert_dtype(experts: int) -> type[np.unsignedinteger[Any]]:
     """What holds an expert's index."""

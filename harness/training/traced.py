@@ -44,19 +44,28 @@ class TracedRecipe:
 
 @dataclass(frozen=True)
 class Sample:
-    """A piece of a text: tokens int64 [n] and the experts [L, n, K] that each was routed to."""
+    """A piece of a text: tokens int64 [n], the experts [L, n, K] that each was routed to, and the first judged one."""
 
     tokens: npt.NDArray[np.int64]
     routing: npt.NDArray[np.int64]
+    judged_from: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples padded on the right: ids [B, n], which of them are real [B, n], and the real ones' experts [L, T, K]."""
+    """Samples padded on the right.
+
+    Attributes:
+        ids: [B, n].
+        real: bool [B, n], those of them that are tokens, T in all.
+        routing: [L, T, K], their experts.
+        judged: bool [T], those that the held-out overlap is taken over; see `TracedText.judged_from`.
+    """
 
     ids: Tensor
     real: Tensor
     routing: Tensor
+    judged: Tensor
 
 
 def split_texts(texts: Sequence[TracedText], share: float, seed: int) -> tuple[list[TracedText], list[TracedText]]:
@@ -78,6 +87,7 @@ def samples(texts: Sequence[TracedText], window: int) -> list[Sample]:
         Sample(
             text.tokens[start : start + window].astype(np.int64),
             text.routing[:, start : start + window].astype(np.int64),
+            max(0, text.judged_from - start),
         )
         for text in texts
         for start in range(0, len(text.tokens), window)
@@ -93,7 +103,8 @@ def batch_of(chosen: Sequence[Sample], device: str) -> Batch:
         ids[row, : len(sample.tokens)] = sample.tokens
         real[row, : len(sample.tokens)] = True
     routing = np.concatenate([sample.routing for sample in chosen], axis=1)
-    return Batch(*(torch.from_numpy(array).to(device) for array in (ids, real, routing)))
+    judged = np.concatenate([np.arange(len(sample.tokens)) >= sample.judged_from for sample in chosen])
+    return Batch(*(torch.from_numpy(array).to(device) for array in (ids, real, routing, judged)))
 
 
 def epoch_batches(count: int, size: int, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
@@ -173,10 +184,14 @@ def train_on_traces(
     def evaluate() -> dict[str, Any]:
         hits, by_table, tokens = torch.zeros(geometry.moe_layers), 0.0, 0
         for batch in held_out_batches():
-            guess = predicted(batch).topk(geometry.top_k, dim=-1).indices.transpose(0, 1)
-            hits += hits_by_layer(guess, batch.routing).cpu()
-            by_table += float(hits_by_layer(table[batch.ids[batch.real]].transpose(0, 1), batch.routing).sum())
-            tokens += int(batch.real.sum())
+            true = batch.routing[:, batch.judged]
+            guess = predicted(batch)[batch.judged].topk(geometry.top_k, dim=-1).indices.transpose(0, 1)
+            hits += hits_by_layer(guess, true).cpu()
+            known = table[batch.ids[batch.real][batch.judged]].transpose(0, 1)
+            by_table += float(hits_by_layer(known, true).sum())
+            tokens += int(batch.judged.sum())
+        if not tokens:
+            raise UserError("the held-out texts have no token to judge by; expected texts of two tokens or more")
         per_layer = hits / (tokens * geometry.top_k)
         return {
             "held_out_overlap": float(per_layer.mean()),
@@ -201,7 +216,7 @@ def train_on_traces(
     facts = {
         "traces": [_facts(trace) for trace in traces],
         "texts": len(training),
-        "texts_held_out": len(held_out),
+        "held_out_ids": [text.id for text in held_out],
         "tokens": sum(len(text.tokens) for text in training),
         "tokens_held_out": sum(len(text.tokens) for text in held_out),
     }
