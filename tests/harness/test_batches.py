@@ -165,6 +165,20 @@ def test_shares_of_seconds_add_up_to_the_time_that_passed(monkeypatch: pytest.Mo
     assert [generation.prefill_seconds for generation in found] == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("policy", [Confidence(), MarginalCost()], ids=lambda p: p.name)
+def test_no_second_is_counted_twice(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+    ticks = [0.0]
+
+    def tick() -> float:
+        ticks[0] += 1.0
+        return ticks[0]
+
+    monkeypatch.setattr("ecospec.harness.decoding.time.perf_counter", tick)
+    found = decode_speculative_batch(target_of(), method_of(policy), streams(GREEDY))
+    seconds = sum(generation.prefill_seconds + generation.decode_seconds for generation in found)
+    assert 0.5 * ticks[0] < seconds < ticks[0]
+
+
 def spread(tokens: Sequence[int], probs: Sequence[float]) -> DraftTree:
     """A root with leaves."""
     return DraftTree(np.array([0, *tokens]), np.array([-1, *[0] * len(tokens)]), np.array([1.0, *probs]))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_checkpoints import Checkpoints
 
 from ecospec.errors import UserError
@@ -133,6 +134,11 @@ def test_the_best_epoch_is_kept_and_patience_ends_a_training(
     best = max(evaluated, key=lambda row: row["held_out_overlap"])
     assert figures["best_step"] == best["step"]
     assert figures["held_out_overlap"] == best["held_out_overlap"]
+    kept = torch.load(tmp_path / "out" / "best.pt", weights_only=True)["module"]
+    saved = load_file(tmp_path / "out" / "learned" / "model.safetensors")
+    assert all(torch.equal(tensor, kept[name].to(tensor.dtype)) for name, tensor in saved.items())
+    last = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["module"]
+    assert not torch.equal(last["head.weight"], kept["head.weight"])
     assert len(evaluated) < 50  # noise cannot be learned
     assert evaluated.index(best) == len(evaluated) - 1 - 3
 
