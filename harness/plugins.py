@@ -36,6 +36,7 @@ BUILTIN_PROVIDER: Final = "ecospec"
 BUILTIN_MODULES: Final = ("ecospec.policies.builtin", "ecospec.predictors.builtin")
 
 T = TypeVar("T")
+Found = TypeVar("Found")
 
 logger = logging.getLogger("ecospec.plugins")
 
@@ -77,9 +78,9 @@ class Plugins:
         Raises:
             UserError: there is none, it does not fit, or a broken plugin claims the name.
         """
-        if not name.endswith(SUFFIXES):  # a path belongs to no plugin
-            self._check_claims("suite", name, lambda: find_task_file(name, self.suites.paths), name in self.suites)
-        return find_task_file(name, self.suites.paths)
+        if name.endswith(SUFFIXES):  # a path belongs to no plugin
+            return find_task_file(name)
+        return self._found("suite", name, lambda: find_task_file(name, self.suites.paths), name in self.suites)
 
     def create_policy(self, spec: str) -> Policy:
         """The policy that a spec such as `marginal:epsilon=0.5` describes.
@@ -95,22 +96,22 @@ class Plugins:
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
-        self._check_claims(registry.kind, name, lambda: registry.get(name), name in registry)
+        self._found(registry.kind, name, lambda: registry.get(name), name in registry)
         return registry.create(spec)
 
-    def _check_claims(self, kind: str, name: str, find: Callable[[], object], found: bool) -> None:
-        """Raise what `find` raises, or that a broken plugin claims the name."""
+    def _found(self, kind: str, name: str, find: Callable[[], Found], known: bool) -> Found:
+        """What `find` gives; raises what it raises, or that a broken plugin claims the name."""
         claimants = [
             plugin
             for plugin in self.broken
-            if plugin.kind in ("", kind) and (name in plugin.claims or (name == plugin.name and not found))
+            if plugin.kind in ("", kind) and (name in plugin.claims or (name == plugin.name and not known))
         ]
         if claimants:
             raise UserError(
                 f"{kind} {name!r}: {claimants[0]}; mend or uninstall it, or leave it out of {ENVIRONMENT_VARIABLE}"
             )
         try:
-            find()
+            return find()
         except UserError as error:
             if not self.broken:
                 raise

@@ -2,97 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from task_files import (
+    MISSING,
+    ROWS,
+    copied,
+    loading,
+    reading,
+    write_rows,
+    write_scored,
+    write_task,
+)
 
 from ecospec.errors import UserError
 from ecospec.suites import load_suite
 from ecospec.suites.scoring import Scorer
 from ecospec.suites.task_file import MOST_INCLUDES, builtin_files, find_task_file, read_task_file
-
-PLAIN: dict[str, Any] = {
-    "task": "mine",
-    "output_type": "generate_until",
-    "test_split": "test",
-    "doc_to_text": "Q: {{question}}\nA:",
-    "doc_to_target": "{{answer}}",
-    "generation_kwargs": {"until": ["Q:"], "do_sample": False},
-    "metadata": {"version": 1.0, "columns": {"question": "string", "answer": "string"}},
-}
-MISSING: Any = object()
-ROWS = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(3)]
-
-
-def settings(**changed: Any) -> dict[str, Any]:
-    """Those of the plain task; `metadata__note` stands for `note` in the metadata, MISSING for no such key."""
-    found = {**PLAIN, "metadata": dict(PLAIN["metadata"])}
-    for key, value in changed.items():
-        inner, _, name = key.rpartition("__")
-        place = found[inner] if inner else found
-        if value is MISSING:
-            del place[name]
-        else:
-            place[name] = value
-    return found
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-
-
-def write_task(folder: Path, **changed: Any) -> Path:
-    """The plain task with these changes, and an embedded sample of three rows."""
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump(settings(**changed)), encoding="utf-8")
-    write_rows(folder / "sample.jsonl", ROWS)
-    return path
-
-
-def write_scored(folder: Path, body: str) -> Path:
-    """The plain task, scored by a function of the file `score.py` beside it with this body."""
-    path = write_task(folder, metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}])
-    path.write_text(f"{path.read_text()}process_results: !function score.f\n", encoding="utf-8")
-    (folder / "score.py").write_text(f"def f(doc, results):\n    {body}\n", encoding="utf-8")
-    return path
-
-
-def copied(name: str, folder: Path, *replaced: tuple[str, str]) -> Path:
-    """One of ecospec's own suites under the name `mine`, with parts of its task file replaced."""
-    shutil.copytree(Path(str(files("ecospec.suites"))) / name, folder / "mine")
-    path = folder / "mine" / "mine.yaml"
-    (folder / "mine" / f"{name}.yaml").rename(path)
-    text = path.read_text(encoding="utf-8")
-    for old, new in ((f"task: {name}\n", "task: mine\n"), *replaced):
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def refusal(path: Path, act: Callable[[], object]) -> str:
-    """The one line with which `act` refuses the task file, less the file's name."""
-    with pytest.raises(UserError) as caught:
-        act()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"suite file {str(path)!r}")
-    return message.removeprefix(f"suite file {str(path)!r}").removeprefix(": ")
-
-
-def reading(path: Path) -> str:
-    return refusal(path, lambda: read_task_file(path))
-
-
-def loading(path: Path, **options: Any) -> str:
-    return refusal(path, lambda: load_suite(str(path), **options))
 
 
 def test_a_copied_suite_with_another_template_asks_the_same_problems_in_its_words(tmp_path: Path) -> None:
@@ -393,56 +322,6 @@ def test_a_suite_by_path_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert (suite.name, suite.problems[0].prompt) == (name, "Q: 0 + 1?\nA:")
 
 
-def test_a_function_beside_the_task_file_scores(tmp_path: Path) -> None:
-    path = write_scored(tmp_path, "return {'exact_match': float(results[0].strip() == doc['answer'])}")
-    scorer = Scorer(load_suite(str(path)))
-    assert [scorer.score(index, " 2") for index in range(3)] == [0.0, 1.0, 0.0]
-
-
-def test_a_metric_may_be_a_function_beside_the_task_file(tmp_path: Path) -> None:
-    path = write_task(tmp_path)
-    metric = "{metric: !function score.length, aggregation: mean, higher_is_better: true}"
-    path.write_text(f"{path.read_text()}metric_list: [{metric}]\n")
-    (tmp_path / "score.py").write_text(
-        "def length(references, predictions, **_):\n    return len(predictions[0]) / 10\n"
-    )
-    scorer = Scorer(load_suite(str(path)))
-    assert (scorer.metric, scorer.score(0, "four")) == ("length", 0.4)
-
-
-@pytest.mark.parametrize(
-    ("setting", "function", "reason"),
-    [
-        ("doc_to_text", "f.raises", "ValueError: two lines"),
-        ("doc_to_text", "f.speechless", "ValueError: no message"),
-        ("doc_to_text", "f.number", "AssertionError: Context is not a string"),
-        ("doc_to_text", "f.leaves", "SystemExit: 3"),
-        ("doc_to_target", "f.raises", "ValueError: two lines"),
-        ("process_docs", "f.raises", "ValueError: two lines"),
-        ("process_docs", "f.drops", "ValueError: its process_docs makes 2 problems of 3 rows"),
-        ("process_results", "f.nowhere", "AttributeError: Module "),
-        ("process_results", "nowhere.f", "ImportError: Cannot import module 'nowhere'"),
-        ("process_results", "f", "ValueError: Invalid function reference 'f'"),
-        ("process_results", "bad.f", "SyntaxError: "),
-    ],
-)
-def test_a_function_that_fails_or_is_missing_is_one_line(
-    tmp_path: Path, setting: str, function: str, reason: str
-) -> None:
-    path = tmp_path / "mine.yaml"
-    write_task(tmp_path, **({setting: MISSING} if setting in PLAIN else {}))
-    path.write_text(f"{path.read_text()}{setting}: !function {function}\n")
-    (tmp_path / "bad.py").write_text("def f(:\n")
-    (tmp_path / "f.py").write_text(
-        "def raises(docs):\n    raise ValueError('two\\nlines')\n"
-        "def speechless(doc):\n    raise ValueError\n"
-        "def number(doc):\n    return 5\n"
-        "def leaves(doc):\n    raise SystemExit(3)\n"
-        "def drops(docs):\n    return docs.select(range(2))\n"
-    )
-    assert loading(path).startswith(f"lm-eval cannot use it ({reason}")
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "reason"),
     [
@@ -455,45 +334,6 @@ def test_a_function_that_fails_or_is_missing_is_one_line(
 def test_what_only_lm_eval_finds_wrong_is_one_line(tmp_path: Path, setting: str, value: Any, reason: str) -> None:
     path = write_task(tmp_path, **{setting: value})
     assert loading(path).startswith(f"lm-eval cannot use it ({reason}")
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
-        ("raise RuntimeError", "RuntimeError: no message"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("return {'exact_match': None}", "TypeError: "),
-        ("return {'exact_match': 'right'}", "ValueError: could not convert string to float: 'right'"),
-        ("return {'exact_match': float('nan')}", "ValueError: it gave nan"),
-        ("return {'other': 1.0}", "KeyError: 'exact_match'"),
-        ("return None", "TypeError: "),
-    ],
-)
-def test_a_metric_without_a_number_is_one_line(tmp_path: Path, body: str, reason: str) -> None:
-    path = write_scored(tmp_path, body)
-    suite = load_suite(str(path))
-    message = refusal(path, lambda: Scorer(suite))  # before anything is generated
-    assert message.startswith(f"its metric 'exact_match' gives no number for a text ({reason}")
-
-
-def test_a_metric_of_ecospecs_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> float:
-        raise ZeroDivisionError("ours")
-
-    scorer = Scorer(load_suite("math500", limit=1))
-    monkeypatch.setattr("ecospec.suites.lm_task.metric_of", fails)
-    with pytest.raises(ZeroDivisionError, match=r"^ours$"):
-        scorer.score(0, "text")
-
-
-def test_a_fault_in_ecospecs_own_suite_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> list[object]:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr("ecospec.suites.lm_task.render", fails)
-    with pytest.raises(ZeroDivisionError, match=r"^ours$"):
-        load_suite("math500", limit=1)
 
 
 def test_the_name_of_one_of_ecospecs_own_suites_is_taken(tmp_path: Path) -> None:
@@ -513,36 +353,3 @@ def test_a_settings_size_does_not_matter_to_its_refusal(tmp_path: Path) -> None:
     path = tmp_path / "bomb.yaml"
     path.write_text(f"l0: &l0 [x]\n{levels}task: *l11\n", encoding="utf-8")
     assert len(loading(path)) < 500
-
-
-def test_settings_and_functions_have_a_hash(tmp_path: Path) -> None:
-    path = write_scored(tmp_path, "return {'exact_match': 1.0}")
-    before = read_task_file(path).sha256
-    assert read_task_file(path).sha256 == before
-    (tmp_path / "score.py").write_text((tmp_path / "score.py").read_text() + "# another\n")
-    changed = read_task_file(path).sha256
-    assert changed != before
-    path.write_text(path.read_text() + "repeats: 1\n")
-    assert read_task_file(path).sha256 not in (before, changed)
-
-
-@pytest.mark.parametrize("value", ["50", "-0.5", "1.01"])
-def test_a_score_is_from_0_to_1(tmp_path: Path, value: str) -> None:
-    path = write_scored(tmp_path, f"return {{'exact_match': {value}}}")
-    suite = load_suite(str(path))
-    assert f"it gave {float(value)}, expected a number from 0 to 1" in refusal(path, lambda: Scorer(suite))
-
-
-def test_a_metric_that_changes_its_row_changes_nothing(tmp_path: Path) -> None:
-    path = write_scored(
-        tmp_path, "right = float(doc['answer'] in results[0]); doc.clear(); return {'exact_match': right}"
-    )
-    scorer = Scorer(load_suite(str(path)))
-    assert [scorer.score(0, "1"), scorer.score(0, "1"), scorer.score(0, "no")] == [1.0, 1.0, 0.0]
-
-
-def test_whatever_a_function_raises_is_one_line(tmp_path: Path) -> None:
-    body = "raise type('Odd', (BaseException,), {'__str__': lambda self: 1 / 0})()"
-    path = write_scored(tmp_path, body)
-    suite = load_suite(str(path))
-    assert "Odd: an error without a text" in refusal(path, lambda: Scorer(suite))
