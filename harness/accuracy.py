@@ -23,7 +23,7 @@ from rich.text import Text
 from ecospec.errors import UserError
 from ecospec.policies import DraftTree
 from ecospec.predictors.asking import AskedBatch
-from ecospec.predictors.contract import BoundPredictor, Routing, TargetView
+from ecospec.predictors.contract import BoundPredictor, NodeStates, PredictionRequest, Routing, TargetView
 from ecospec.predictors.traces import TracedText
 
 ALL = "all"
@@ -81,15 +81,8 @@ def accuracy_of(
         if not len(tokens):
             continue
         true = text.routing[:, start:].astype(np.int64)
-        asked = AskedBatch(
-            name,
-            bound,
-            shape,
-            [text.tokens[:start].tolist()],
-            [len(text.tokens)],
-            [partial(_shown, true)],
-            oracle=oracle,
-        )
+        request = PredictionRequest(text.tokens[:start].tolist(), len(text.tokens), partial(_shown, true), _unseen)
+        asked = AskedBatch(name, bound, shape, [request], oracle=oracle)
         # The written tokens are a draft tree of a single path.
         sets = asked.predict([DraftTree.chain(tokens.astype(np.int64), np.ones(len(tokens)))])[0]
         mask = np.zeros((len(tokens), target.moe_layers, target.experts), dtype=bool)
@@ -106,6 +99,10 @@ def accuracy_of(
 def _shown(true: Routing, tree: DraftTree) -> Routing:
     """The true routing of a tree that is the text itself."""
     return true
+
+
+def _unseen(tree: DraftTree) -> NodeStates:
+    raise UserError("TODO")
 
 
 def held_out_ids(folder: Path) -> set[str]:

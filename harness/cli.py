@@ -53,11 +53,11 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     from ecospec.harness.app import run_command
 
     sizes: tuple[int, ...] = options["batch_size"]
-    changed = {"policy": _policies(options["policy"]), "batch_size": sizes[0]}
-    ctx.exit(run_command(RunConfig(**{**options, **changed}), sizes))
+    specs = {name: _specs(options[name]) for name in ("policy", "predictor")}
+    ctx.exit(run_command(RunConfig(**{**options, **specs, "batch_size": sizes[0]}), sizes))
 
 
-def _policies(given: tuple[Any, ...]) -> tuple[str, ...]:
+def _specs(given: tuple[Any, ...]) -> tuple[str, ...]:
     from ecospec.policies import split_specs
 
     return tuple(spec for text in given for spec in split_specs(str(text)))
@@ -143,6 +143,12 @@ def train_drafter(**options: Any) -> None:
 
 @train.command("predictor")
 @option("--target", type=click.Path(path_type=Path), help="Target checkpoint folder. Default: the embedded target.")
+@option("--kind", type=click.Choice(("learned", "feature")), default="learned", help="What is trained.")
+@option(
+    "--drafter",
+    type=click.Path(path_type=Path),
+    help="With --kind feature: the EAGLE-3 head whose states are read. Default: the embedded one.",
+)
 @option(
     "--trace",
     multiple=True,
@@ -157,9 +163,10 @@ def train_drafter(**options: Any) -> None:
     help="With --trace: epochs without a better held-out overlap, after which to stop.  [default: 5]",
     show_default=False,
 )
+@option("--own-text", type=int, default=0, help="With --corpus: windows of the target's own text to train on as well.")
 @train_options(steps=800, corpus_required=False)
 def train_predictor(**options: Any) -> None:
-    """The learned expert predictor of a target, and its token-frequency table."""
+    """An expert predictor of a target, and its token-frequency table."""
     _train("predictor", options)
 
 

@@ -13,7 +13,7 @@ from ecospec.harness.config import CHECKS, RunConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LISTS = ("policy", "suite", "batch_size")
+LISTS = ("policy", "predictor", "suite", "batch_size")
 """Options that take several values."""
 DEFAULTS = RunConfig(suite="", policy=())
 
@@ -50,7 +50,7 @@ def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | N
                 raise UserError(f"--config {value}: {key} is {kind}, expected one value")
         # As text, so that an option converts it, or refuses it, exactly as from the command line.
         texts = [str(each) for each in entries]
-        values[name] = texts if name == "policy" else ",".join(texts)
+        values[name] = texts if name in ("policy", "predictor") else ",".join(texts)
     ctx.default_map = values
     return value
 
@@ -80,7 +80,12 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Selection policy NAME[:parameter=value,...]; repeat it, or separate several by commas.",
     ),
     option("--baseline", default=DEFAULTS.baseline, help="Policy that the others are compared with."),
-    option("--predictor", default=DEFAULTS.predictor, help="Expert predictor NAME[:parameter=value,...]."),
+    option(
+        "--predictor",
+        multiple=True,
+        default=DEFAULTS.predictor,
+        help="Expert predictor NAME[:parameter=value,...]; with several, policies that use one are run with each.",
+    ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
     option("--drafter", help="EAGLE-3 head's folder. Default: the embedded one."),
     option(

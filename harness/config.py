@@ -15,6 +15,7 @@ class RunConfig:
     """One run. The fields are the options of ``ecospec-bench`` with underscores.
 
     Attributes:
+        predictor: with several, every policy that needs predicted expert sets is run with each.
         target: None for the embedded model, else a checkpoint folder or hub name.
         drafter: EAGLE-3 head; None for the embedded one (embedded target only).
         data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
@@ -35,7 +36,7 @@ class RunConfig:
     suite: str
     policy: tuple[str, ...]
     baseline: str = "confidence"
-    predictor: str = "learned"
+    predictor: tuple[str, ...] = ("learned",)
     target: str | None = None
     drafter: str | None = None
     data: str | None = None

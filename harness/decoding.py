@@ -27,7 +27,7 @@ from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
 from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy, SelectionRequest, run_policy
 from ecospec.policies.experts import count_pairs
 from ecospec.predictors.asking import AskedBatch
-from ecospec.predictors.contract import BoundPredictor, Routing
+from ecospec.predictors.contract import BoundPredictor, PredictionRequest, Routing
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def decode_speculative_batch(target: Target, method: Speculation, streams: Seque
         stream.rule.take([stream.choose(prefill.logits[-1])])
         features.append(prefill.features)
     drafter = DrafterBatch(method.head, target.embedding, capacities)
-    predictor = _start_predictor(method, streams, capacities, session)
+    predictor = _start_predictor(method, streams, capacities, session, drafter)
     for i, stream in enumerate(streams):
         if stream.rule.remaining > 0:
             drafter.start(i, [*stream.prompt[1:], stream.rule.tokens[-1]], features[i])
@@ -338,7 +338,11 @@ def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
 
 
 def _start_predictor(
-    method: Speculation, streams: Sequence[Stream], capacities: Sequence[int], session: TargetBatch
+    method: Speculation,
+    streams: Sequence[Stream],
+    capacities: Sequence[int],
+    session: TargetBatch,
+    drafter: DrafterBatch,
 ) -> AskedBatch | None:
     if method.policy.needs is not ExpertNeed.PREDICTED:
         return None
@@ -349,9 +353,12 @@ def _start_predictor(
         method.predictor_name,
         method.predictor,
         (geometry.moe_layers, geometry.experts, geometry.top_k),
-        [stream.prompt for stream in streams],
-        capacities,
-        [partial(true_routing, each) for each in session.sessions],
+        [
+            PredictionRequest(stream.prompt, capacity, partial(true_routing, each), drafting.node_states)
+            for stream, capacity, each, drafting in zip(
+                streams, capacities, session.sessions, drafter.sessions, strict=True
+            )
+        ],
         oracle=method.predictor_is_oracle,
     )
 

@@ -7,6 +7,7 @@ own states; entries of draft nodes hold the head's recurrent ones and are droppe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +17,33 @@ from torch import Tensor
 from ecospec.errors import UserError
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.policies import DraftTree
+from ecospec.predictors.contract import NodeStates
 from ecospec.predictors.kv_cache import SlotCache
 from ecospec.predictors.packing import PackedPass, SlotPool
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The head's states at the nodes that were expanded while a tree grew, the root first.
+
+    Attributes:
+        nodes: int64 [M]. states: [M, H].
+    """
+
+    nodes: np.ndarray
+    states: Tensor
+
+    def node_states(self, tree: DraftTree) -> NodeStates:
+        """The states for all nodes of the tree that grew, or of its first part."""
+        rows = np.full(max(tree.size, int(self.nodes.max()) + 1), -1)
+        rows[self.nodes] = np.arange(len(self.nodes))
+        rows = rows[: tree.size]
+        own = rows >= 0
+        # Only an expanded node has children.
+        rows = np.where(own, rows, rows[tree.parents])
+        device = self.states.device
+        return NodeStates(self.states[torch.from_numpy(rows).to(device)], torch.from_numpy(own).to(device))
+
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 """One pass over k draft nodes of each of R requests: their tokens [R·k], hidden states [R·k, H], their depth, and
@@ -39,6 +65,7 @@ class DrafterSession:
         self.embedding = embedding if head.own_embedding is None else head.own_embedding
         self.cache = SlotCache(1, capacity) if cache is None else cache
         self.root_state: Tensor | None = None
+        self.expansion: Expansion | None = None
         every = torch.arange(capacity, device=embedding.device)[None]
         with torch.inference_mode():
             self._cosines, self._sines = head.rotary(embedding, every)
@@ -89,9 +116,17 @@ class DrafterSession:
             self.cache.advance(width)
             return states
 
-        tree = draft_trees(self.head, self.root_state, [bonus], [steps], top_k, run)[0]
+        grown = draft_trees(self.head, self.root_state, [bonus], [steps], top_k, run)
         self.cache.truncate(base)
+        tree, self.expansion = grown[0]
         return tree
+
+    def node_states(self, tree: DraftTree) -> NodeStates:
+        """The head's states for the nodes of the tree that `draft` gave last."""
+        if self.expansion is None:
+            raise RuntimeError("draft a tree before asking for its states")
+        with torch.inference_mode():
+            return self.expansion.node_states(tree)
 
 
 class DrafterBatch:
@@ -164,10 +199,11 @@ class DrafterBatch:
                 cache.advance(seen.shape[1])
             return states
 
-        trees = draft_trees(first.head, torch.cat(roots), bonuses, steps, top_k, run)
-        for cache, base in zip(pool.caches, bases, strict=True):
-            cache.truncate(base)
-        return trees
+        grown = draft_trees(first.head, torch.cat(roots), bonuses, steps, top_k, run)
+        for session, base, (_, expansion) in zip(self.sessions, bases, grown, strict=True):
+            session.cache.truncate(base)
+            session.expansion = expansion
+        return [tree for tree, _ in grown]
 
     def leave(self, index: int) -> None:
         """Drop the request at ``index``; those behind it move up."""
@@ -178,8 +214,8 @@ class DrafterBatch:
 
 def draft_trees(
     head: Eagle3Head, roots: Tensor, bonuses: Sequence[int], steps: Sequence[int], top_k: int, run: Run
-) -> list[DraftTree]:
-    """Dynamic trees for R requests at once.
+) -> list[tuple[DraftTree, Expansion]]:
+    """Dynamic trees for R requests at once, and the states of the nodes that were expanded.
 
     All grow as deep as the deepest is to be; a tree's nodes are in order of depth, so a shallower one is the
     first part of it.
@@ -192,7 +228,9 @@ def draft_trees(
         UserError: the head's probabilities are no numbers.
     """
     if max(steps) < 1:
-        return [_rooted(bonus, np.array([], int), np.array([], int), np.array([])) for bonus in bonuses]
+        root = np.zeros(1, dtype=np.int64)
+        alone = [_rooted(bonus, np.array([], int), np.array([], int), np.array([])) for bonus in bonuses]
+        return [(tree, Expansion(root, roots[row : row + 1])) for row, tree in enumerate(alone)]
     top_k = min(top_k, head.config.draft_vocab_size)
     size, device = len(bonuses), roots.device
     log_probs, ids = _top_children(head, roots, top_k)
@@ -201,10 +239,12 @@ def draft_trees(
     beam_nodes = torch.arange(1, top_k + 1, device=device).expand(size, -1)
     hidden = roots.repeat_interleave(top_k, dim=0)
     own = torch.eye(top_k, dtype=torch.bool, device=device).expand(size, -1, -1)
+    expanded = [roots[:, None]]
     seen, count = own, 1 + top_k
     first_of = torch.arange(size, device=device)[:, None] * top_k
     for depth in range(1, max(steps)):
         states = run(beam_tokens.flatten(), hidden, depth, seen)
+        expanded.append(states.view(size, top_k, -1))
         log_probs, ids = _top_children(head, states, top_k)
         children, grown = ids.view(size, -1), log_probs.view(size, -1)
         tokens.append(children)
@@ -225,8 +265,13 @@ def draft_trees(
     if not np.isfinite(probs).all():
         raise UserError("the drafter gives probabilities that are no numbers; its weights are damaged")
     nodes = [top_k + (depth - 1) * top_k**2 if depth > 0 else 0 for depth in steps]
+    kept = torch.cat(expanded, dim=1)
     return [
-        _rooted(bonus, drafted[row, :n], parent_ids[row, :n], probs[row, :n])
+        # A node's children stand together, in the order in which the nodes were expanded.
+        (
+            _rooted(bonus, drafted[row, :n], parent_ids[row, :n], probs[row, :n]),
+            Expansion(parent_ids[row, ::top_k], kept[row]),
+        )
         for row, (bonus, n) in enumerate(zip(bonuses, nodes, strict=True))
     ]
 

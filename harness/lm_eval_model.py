@@ -34,6 +34,7 @@ from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
     check_options,
     create_policies,
+    create_predictors,
     eos_ids,
     load_parts,
     load_speculations,
@@ -105,8 +106,8 @@ class EcospecLM(TemplateLM):
         self.tokenizer = parts[0].tokenizer
         self.method: Speculation | None = None
         if not plain:
-            predictor = plugins.create_predictor(self.config.predictor)
-            (self.method,) = load_speculations(self.config, policies, predictor, parts).values()
+            predictors = create_predictors(plugins, self.config.predictor)
+            (self.method,) = load_speculations(self.config, policies, predictors, parts).values()
         self.label = AR if plain else next(iter(policies))
         self._eos = eos_ids(self._target.model, self.tokenizer)
         self._thinking = thinking
@@ -309,7 +310,9 @@ def _value(name: str, value: Any) -> Any:
     Raises:
         UserError: it is not.
     """
-    if name in ("target", "drafter", "predictor", "dtype", "device"):
+    if name == "predictor":
+        return (str(value),)
+    if name in ("target", "drafter", "dtype", "device"):
         return str(value)
     try:
         return int(value) if isinstance(value, str) else operator.index(value)

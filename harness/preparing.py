@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,9 +24,10 @@ from ecospec.harness.loading import (
 )
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import AR
+from ecospec.harness.target import Target
 from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.asking import bind
-from ecospec.predictors.contract import BoundPredictor, Predictor
+from ecospec.predictors.contract import BoundPredictor, DrafterView, Predictor
 from ecospec.predictors.placing import place
 from ecospec.suites import EMBEDDED, HUB
 
@@ -85,6 +87,21 @@ def create_policies(plugins: Plugins, specs: Sequence[str]) -> dict[str, Policy]
     return policies
 
 
+def create_predictors(plugins: Plugins, specs: Sequence[str]) -> dict[str, Predictor]:
+    """Predictors by label, in the order asked for, each once.
+
+    Raises:
+        UserError: none is asked for, or one does not exist.
+    """
+    if not specs:
+        raise UserError("no predictor given; expected --predictor NAME (see: ecospec-bench plugins)")
+    predictors: dict[str, Predictor] = {}
+    for spec in specs:
+        predictor = plugins.create_predictor(spec)
+        predictors.setdefault(spec_of(predictor), predictor)
+    return predictors
+
+
 def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     """The device and dtype that ``auto`` stands for."""
     cuda = torch.cuda.is_available()
@@ -111,50 +128,75 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
     return load_target(name, dtype=dtype, device=device, widen=widen), bundle
 
 
-def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
-    """Target, drafter, and the folder of the embedded model where that is used."""
-    loaded, bundle = load_target_of(config, device, dtype)
-    # A target of one's own without a drafter has been refused.
-    drafter = embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
-    geometry = loaded.target.geometry
+def drafter_folder(config: RunConfig) -> Path:
+    """The drafter's checkpoint; a target of one's own without one has been refused."""
+    return embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
+
+
+def drafter_view(config: RunConfig, head: Eagle3Head) -> DrafterView:
+    """What predictors may know of the drafter."""
+    return DrafterView(head.config.llama.hidden_size, drafter_folder(config))
+
+
+def load_head(folder: Path, target: Target) -> Eagle3Head:
+    """A drafter, of whose feature layers the target gives the outputs from now on.
+
+    Raises:
+        UserError: it does not fit the target.
+    """
+    geometry = target.geometry
     head = load_eagle3(
-        drafter,
+        folder,
         target_vocab=geometry.vocab_size,
         target_hidden=geometry.hidden_size,
         target_layers=geometry.layers,
     )
     try:
-        loaded.target.read_features(head.config.feature_layers or ())
+        target.read_features(head.config.feature_layers or ())
     except UserError as error:
-        raise UserError(f"drafter {drafter}: {error}") from error
+        raise UserError(f"drafter {folder}: {error}") from error
+    return head
+
+
+def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
+    """Target, drafter, and the folder of the embedded model where that is used."""
+    loaded, bundle = load_target_of(config, device, dtype)
+    drafter = drafter_folder(config)
+    head = load_head(drafter, loaded.target)
     return loaded, place(head, device, dtype), bundle
 
 
 def load_speculations(
-    config: RunConfig, policies: Mapping[str, Policy], predictor: Predictor, parts: Parts
+    config: RunConfig, policies: Mapping[str, Policy], predictors: Mapping[str, Predictor], parts: Parts
 ) -> dict[str, Speculation]:
-    """A speculative method for each policy, by its label; the predictor is loaded where one needs it.
+    """A speculative method for each policy, by its label; where it needs a predictor, one for each of them.
 
     Raises:
-        UserError: the predictor does not fit the target.
+        UserError: a predictor does not fit the target.
     """
     loaded, head, bundle = parts
-    bound: BoundPredictor | None = None
+    bound: dict[str, BoundPredictor] = {}
     if any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values()):
-        bound = bind(predictor, target_view(loaded.target, bundle and bundle / "predictor"))
-    return {
-        label: Speculation(
-            policy,
-            head,
-            config.budget,
-            config.draft_steps,
-            config.draft_topk,
-            bound,
-            predictor.oracle,
-            predictor.name,
-        )
-        for label, policy in policies.items()
-    }
+        view = target_view(loaded.target, bundle and bundle / "predictor")
+        view = replace(view, drafter=drafter_view(config, head))
+        bound = {label: bind(predictor, view) for label, predictor in predictors.items()}
+    sizes = (config.budget, config.draft_steps, config.draft_topk)
+    methods: dict[str, Speculation] = {}
+    for label, policy in policies.items():
+        if policy.needs is not ExpertNeed.PREDICTED:
+            methods[label] = Speculation(policy, head, *sizes)
+            continue
+        for name, predictor in predictors.items():
+            own_label = f"{label} with {name}" if len(predictors) > 1 else label
+            methods[own_label] = Speculation(
+                policy,
+                head,
+                *sizes,
+                predictor=bound[name],
+                predictor_is_oracle=predictor.oracle,
+                predictor_name=predictor.name,
+            )
+    return methods
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -21,6 +21,7 @@ from ecospec.harness.preparing import (
     Parts,
     check_options,
     create_policies,
+    create_predictors,
     data_of,
     eos_ids,
     load_parts,
@@ -31,7 +32,6 @@ from ecospec.harness.records import AR, PromptRecord, append_records, read_recor
 from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
-from ecospec.predictors.contract import Predictor
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -85,7 +85,7 @@ class Bench:
         self.plugins = plugins = plugins or load_plugins()
         check_options(config)
         policies = create_policies(plugins, (config.baseline, *config.policy))
-        self.predictor: Predictor = plugins.create_predictor(config.predictor)
+        self.predictors = create_predictors(plugins, config.predictor)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
         plugins.find_suite(config.suite)
         self.suite: Suite = load_suite(
@@ -102,7 +102,7 @@ class Bench:
         self.parts = parts or load_parts(config, self.device, dtype)
         self.loaded, _, self.bundle = self.parts
         target = self.loaded.target
-        speculations = load_speculations(config, policies, self.predictor, self.parts)
+        speculations = load_speculations(config, policies, self.predictors, self.parts)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
             self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
@@ -182,7 +182,8 @@ class Bench:
             if self.bundle or target_folder.is_dir()
             else None,
             "drafter_sha256": folder_hash(self.config.drafter),
-            "predictor_sha256": folder_hash(getattr(self.predictor, "path", None)),
+            "predictor": list(self.config.predictor),
+            "predictor_sha256": [folder_hash(getattr(each, "path", None)) for each in self.predictors.values()],
             "geometry": asdict(self.loaded.target.geometry),
             "copy_bytes_per_second": copy_bandwidth(self.device),
             "feature_layers": list(self.loaded.target.feature_layers),

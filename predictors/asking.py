@@ -6,14 +6,22 @@ as for a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from ecospec.errors import UserError, blame, one_line
 from ecospec.policies import DraftTree, ExpertSets
-from ecospec.predictors.contract import BoundPredictor, Predictor, PredictorBatch, Routing, TargetView
+from ecospec.predictors.contract import (
+    BoundPredictor,
+    PredictionRequest,
+    Predictor,
+    PredictorBatch,
+    Routing,
+    TargetView,
+)
 
 
 class PredictorError(UserError):
@@ -57,9 +65,7 @@ class AskedBatch:
         name: str,
         bound: BoundPredictor,
         shape: tuple[int, int, int],
-        prompts: Sequence[Sequence[int]],
-        capacities: Sequence[int],
-        true_routings: Sequence[Callable[[DraftTree], Routing]],
+        requests: Sequence[PredictionRequest],
         *,
         oracle: bool,
     ) -> None:
@@ -73,9 +79,9 @@ class AskedBatch:
             PredictorError: it raised, or gave no `PredictorBatch`.
         """
         self._name, (self._layers, self._experts, self._top_k) = name, shape
-        given = true_routings if oracle else [self._refuse] * len(prompts)
+        given = requests if oracle else [replace(request, true_routing=self._refuse) for request in requests]
         with blaming(name):
-            batch: object = bound.start_batch(prompts, capacities, given)
+            batch: object = bound.start_batch(list(given))
         if not isinstance(batch, PredictorBatch):
             raise self._broken(f"start_batch returned a {type(batch).__name__}; expected a PredictorBatch")
         self._batch = batch

@@ -39,6 +39,22 @@ class Learned(Predictor):
 
 
 @dataclass(frozen=True)
+class Feature(Predictor):
+    """The drafter's own hidden state of each node and its token's embedding, through a low-rank head for each layer."""
+
+    name = "feature"
+    path: Path | None = field(
+        default=None, metadata={"help": "folder of a trained predictor; default: the embedded target's own"}
+    )
+
+    def bind(self, target: TargetView) -> BoundPredictor:
+        """Load the weights and check the geometry and the drafter."""
+        from ecospec.predictors.feature import load_feature
+
+        return load_feature(_folder(self, self.path, target, "feature"), target)
+
+
+@dataclass(frozen=True)
 class TokenFrequency(Predictor):
     """The experts that each token id was routed to most often, whatever its context."""
 
@@ -99,4 +115,4 @@ class NoisyOracle(Predictor):
 @hookimpl
 def ecospec_predictors() -> list[type]:
     """The built-ins."""
-    return [Learned, TokenFrequency, Oracle, NoisyOracle]
+    return [Learned, Feature, TokenFrequency, Oracle, NoisyOracle]

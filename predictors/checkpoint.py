@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,3 +59,38 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
         if found != expected:
             raise UserError(f"predictor {folder}: trained for {name} = {found}, but the target has {expected}")
     return config, tensors
+
+
+def check_tensors(folder: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compare a predictor's tensors with its model's.
+
+    Raises:
+        UserError: one is missing, left over or of another shape; the text names it.
+    """
+    for name in sorted(found.keys() | expected.keys()):
+        shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (found, expected)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"predictor {folder}: tensor {name} has shape {'nothing' if shapes[0] is None else shapes[0]}, "
+                f"expected {'no such tensor' if shapes[1] is None else shapes[1]}"
+            )
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of a checkpoint folder's weight files.
+
+    Raises:
+        UserError: it has none, or one is not readable.
+    """
+    digest = hashlib.sha256()
+    paths = sorted(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+    if not paths:
+        raise UserError(f"{folder}: no *.safetensors or *.bin file; expected a checkpoint folder")
+    for path in paths:
+        digest.update(path.name.encode())
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise UserError(f"{path}: not readable ({error.strerror})") from error
+    return digest.hexdigest()

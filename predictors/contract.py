@@ -23,12 +23,26 @@ Routing = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class DrafterView:
+    """What a predictor may know of the drafter.
+
+    Attributes:
+        hidden_size: H, the size of its hidden states.
+        folder: of its checkpoint.
+    """
+
+    hidden_size: int
+    folder: Path
+
+
+@dataclass(frozen=True)
 class TargetView:
     """What a predictor may know of the target.
 
     Attributes:
         embedding: the target's input embedding, a tensor [V, Ht], on the device and in the dtype to run in.
         bundle: folder of the predictor that belongs to this target, used when the user names none.
+        drafter: None where nothing is drafted.
     """
 
     moe_layers: int
@@ -38,6 +52,40 @@ class TargetView:
     hidden_size: int
     embedding: Any
     bundle: Path | None = None
+    drafter: DrafterView | None = None
+
+
+@dataclass(frozen=True)
+class NodeStates:
+    """The drafter's hidden states for the nodes of a draft tree.
+
+    Attributes:
+        states: a tensor [N, H]: a node's own state where it was expanded, so that the drafter has one, else that of
+            its parent, from which it was drafted. The root has its own.
+        own: a bool tensor [N], which of the two.
+    """
+
+    states: Any
+    own: Any
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What a predictor gets of one request as it is opened.
+
+    Attributes:
+        prompt: token ids without the bonus token.
+        capacity: the most tokens, draft nodes included, that the request can come to.
+        true_routing: the target's own routing of a whole tree; costs a forward pass, and only a predictor that sets
+            ``oracle`` may call it.
+        drafter_states: the drafter's states for the nodes of the tree that is being predicted; they are there
+            already and cost nothing.
+    """
+
+    prompt: Sequence[int]
+    capacity: int
+    true_routing: Callable[[DraftTree], Routing]
+    drafter_states: Callable[[DraftTree], NodeStates]
 
 
 class PredictorSession(ABC):
@@ -92,32 +140,15 @@ class BoundPredictor(ABC):
     """A predictor with its weights loaded for one target."""
 
     @abstractmethod
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        true_routing: Callable[[DraftTree], Routing],
-    ) -> PredictorSession:
-        """Open a request.
+    def start(self, request: PredictionRequest) -> PredictorSession:
+        """Open a request."""
 
-        Args:
-            prompt: token ids without the bonus token.
-            capacity: the most tokens, draft nodes included, that the request can come to.
-            true_routing: the target's own routing of a whole tree; costs a forward pass, and only a
-                predictor that sets ``oracle`` may call it.
-        """
-
-    def start_batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        capacities: Sequence[int],
-        true_routings: Sequence[Callable[[DraftTree], Routing]],
-    ) -> PredictorBatch:
-        """Open several requests that are decoded together, with `start`'s arguments for each.
+    def start_batch(self, requests: Sequence[PredictionRequest]) -> PredictorBatch:
+        """Open several requests that are decoded together.
 
         A predictor that can serve them in one pass overrides this.
         """
-        return EachAlone([self.start(*each) for each in zip(prompts, capacities, true_routings, strict=True)])
+        return EachAlone([self.start(request) for request in requests])
 
 
 class Predictor(ABC):

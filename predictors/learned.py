@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ from ecospec.errors import UserError
 from ecospec.policies import DraftTree
 from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.checkpoint import read_predictor
-from ecospec.predictors.contract import BoundPredictor, PredictorBatch, PredictorSession, Routing, TargetView
+from ecospec.predictors.contract import (
+    BoundPredictor,
+    PredictionRequest,
+    PredictorBatch,
+    PredictorSession,
+    Routing,
+    TargetView,
+)
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.packing import PackedPass, SlotPool
 from ecospec.predictors.placing import place
@@ -149,22 +156,15 @@ class BoundLearned(BoundPredictor):
     def __init__(self, model: ExpertPredictor, target: TargetView) -> None:
         self.model, self.target = model, target
 
-    def start(
-        self, prompt: Sequence[int], capacity: int, true_routing: Callable[[DraftTree], Routing]
-    ) -> PredictorSession:
+    def start(self, request: PredictionRequest) -> PredictorSession:
         """Process the prompt into the predictor's own KV memory."""
-        return LearnedSession(self, prompt, capacity)
+        return LearnedSession(self, request.prompt, request.capacity)
 
-    def start_batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        capacities: Sequence[int],
-        true_routings: Sequence[Callable[[DraftTree], Routing]],
-    ) -> PredictorBatch:
+    def start_batch(self, requests: Sequence[PredictionRequest]) -> PredictorBatch:
         """One pass a step for all of them."""
-        if len(prompts) == 1:
-            return super().start_batch(prompts, capacities, true_routings)
-        return LearnedBatch(self, prompts, max(capacities))
+        if len(requests) == 1:
+            return super().start_batch(requests)
+        return LearnedBatch(self, [r.prompt for r in requests], max(r.capacity for r in requests))
 
 
 class LearnedSession(PredictorSession):
@@ -191,7 +191,7 @@ class LearnedSession(PredictorSession):
             positions=torch.tensor(tree.depths + self._cache.length, device=device)[None],
             mask=tree_mask(torch.tensor(tree.ancestors, device=device), self._cache.length),
         )[0]
-        return _top_experts(logits, self._target.top_k)
+        return top_experts(logits, self._target.top_k)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """Keep the rows of the accepted nodes."""
@@ -228,7 +228,7 @@ class LearnedBatch(PredictorBatch):
             positions=torch.from_numpy(depths).to(device)[None],
             mask=packed.mask,
         )[0]
-        routing = _top_experts(logits, self._target.top_k)
+        routing = top_experts(logits, self._target.top_k)
         return np.split(routing, np.cumsum(counts)[:-1], axis=1)
 
     def commit(self, nodes: Sequence[Sequence[int]]) -> None:
@@ -241,7 +241,7 @@ class LearnedBatch(PredictorBatch):
         self._pool.leave(index)
 
 
-def _top_experts(logits: Tensor, top_k: int) -> Routing:
-    """[L, n, K] of logits [n, L, E]."""
+def top_experts(logits: Tensor, top_k: int) -> Routing:
+    """The K likeliest experts [L, n, K] of logits [n, L, E]."""
     top = logits.topk(top_k, dim=-1, sorted=False).indices
     return np.ascontiguousarray(top.transpose(0, 1).cpu().numpy())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ecospec.policies import DraftTree
-from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing
+from ecospec.predictors.contract import BoundPredictor, PredictionRequest, PredictorSession, Routing
 
 
 def least_accuracy(experts: int, top_k: int) -> float:
@@ -48,11 +48,10 @@ class BoundNoisyOracle(BoundPredictor):
     def __init__(self, experts: int, accuracy: float, seed: int) -> None:
         self.experts, self.accuracy, self.seed = experts, accuracy, seed
 
-    def start(
-        self, prompt: Sequence[int], capacity: int, true_routing: Callable[[DraftTree], Routing]
-    ) -> PredictorSession:
+    def start(self, request: PredictionRequest) -> PredictorSession:
         """The noise is a function of the seed, the prompt and how much of the answer there is."""
-        return NoisyOracleSession(self, zlib.crc32(np.asarray(prompt, dtype=np.int64).tobytes()), true_routing)
+        prompt = zlib.crc32(np.asarray(request.prompt, dtype=np.int64).tobytes())
+        return NoisyOracleSession(self, prompt, request.true_routing)
 
 
 class NoisyOracleSession(PredictorSession):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ecospec.policies import DraftTree
-from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing
+from ecospec.predictors.contract import BoundPredictor, PredictionRequest, PredictorSession, Routing
 
 
 class BoundOracle(BoundPredictor):
     """No weights."""
 
-    def start(
-        self, prompt: Sequence[int], capacity: int, true_routing: Callable[[DraftTree], Routing]
-    ) -> PredictorSession:
+    def start(self, request: PredictionRequest) -> PredictorSession:
         """Hand the target's routing through."""
-        return OracleSession(true_routing)
+        return OracleSession(request.true_routing)
 
 
 class OracleSession(PredictorSession):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from ecospec.errors import UserError
 from ecospec.policies import DraftTree
 from ecospec.predictors.checkpoint import read_predictor, save_predictor, target_geometry
-from ecospec.predictors.contract import BoundPredictor, PredictorSession, Routing, TargetView
+from ecospec.predictors.contract import BoundPredictor, PredictionRequest, PredictorSession, Routing, TargetView
 
 KIND = "token-frequency"
 
@@ -65,9 +65,7 @@ class BoundTable(BoundPredictor):
     def __init__(self, table: npt.NDArray[np.int64]) -> None:
         self.table = table
 
-    def start(
-        self, prompt: Sequence[int], capacity: int, true_routing: Callable[[DraftTree], Routing]
-    ) -> PredictorSession:
+    def start(self, request: PredictionRequest) -> PredictorSession:
         """The context does not matter."""
         return TableSession(self.table)
 

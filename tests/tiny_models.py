@@ -31,6 +31,7 @@ from ecospec.harness.loading import target_view
 from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.harness.target import Target
 from ecospec.policies import DraftTree
+from ecospec.predictors.contract import PredictionRequest
 from ecospec.predictors.learned import BoundLearned, ExpertPredictor, backbone_config
 
 torch.set_num_threads(1)
@@ -239,6 +240,11 @@ def trees(seed: int, count: int, largest: int = 12) -> Iterator[tuple[DraftTree,
     for _ in range(count):
         tree = random_tree(rng, int(rng.integers(1, largest + 1)))
         yield tree, random_selection(rng, tree, int(rng.integers(1, tree.size + 1)))
+
+
+def asked(prompt: Sequence[int], capacity: int, truth: Any = None, states: Any = None) -> PredictionRequest:
+    """A request to a predictor that has, unless they are given, no use for true routing and drafter's states."""
+    return PredictionRequest(prompt, capacity, truth, states)
 
 
 def tiny_predictor(target: Target, seed: int = 2) -> BoundLearned:

@@ -23,9 +23,9 @@ def check_training(options: dict[str, Any]) -> None:
     traces = options.get("trace", ())
     if "trace" in options and bool(traces) == (options["corpus"] is not None):
         raise UserError("train predictor takes either --trace, once or several times, or --corpus")
-    only = ("steps",) if traces else ("epochs", "batch_size", "patience")
+    only = ("steps", "own_text") if traces else ("epochs", "batch_size", "patience")
     for name in only:
-        if options.get(name) is not None:
+        if options.get(name):
             other = "--corpus" if traces else "--trace"
             raise UserError(
                 f"--{name.replace('_', '-')} {options[name]}: it goes with {other}; expected to be left out"
@@ -88,9 +88,20 @@ def train_command(kind: str, options: dict[str, Any]) -> None:
         figures = drafter.train_drafter(options["target"], corpus, output, **common)
     else:
         folder = options["target"] or embedded_folder() / "target"
+        common |= {"kind": options["kind"], "drafter": _drafter_for(options)}
         if traces:
             figures = train_on_traces(folder, traces, output, **common)
         else:
             figures = predictor.train_predictor(folder, corpus, output, **common)
     print(json.dumps(figures))
     print(f"written to {Path(output)}")
+
+
+def _drafter_for(options: dict[str, Any]) -> Path | None:
+    """The drafter whose states a predictor is to read; None for the embedded one, or where none is read."""
+    drafter: Path | None = options["drafter"]
+    if options["kind"] != "feature" and drafter is not None:
+        raise UserError(f"--drafter {drafter}: a {options['kind']} predictor reads none; it goes with --kind feature")
+    if options["kind"] == "feature" and drafter is None and options["target"] is not None:
+        raise UserError("--kind feature with a --target of your own; expected --drafter with the EAGLE-3 head for it")
+    return drafter

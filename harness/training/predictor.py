@@ -1,44 +1,45 @@
-"""Train the expert predictors of a target: the learned one, and the token-frequency table."""
+"""Train the expert predictors of a target from a corpus: a learned or a feature one, and the token-frequency table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ecospec.harness.loading import load_target, target_view
 from ecospec.harness.training.corpus import build_corpus
-from ecospec.harness.training.target import write_training_record
-from ecospec.predictors.checkpoint import save_predictor, target_geometry
-from ecospec.predictors.learned import (
-    KIND,
-    ExpertPredictor,
-    backbone_config,
-    routing_loss,
-    saved_tensors,
-    topk_overlap,
+from ecospec.harness.training.learners import (
+    Batch,
+    FeatureShape,
+    PredictorShape,
+    held_out_figures,
+    new_learner,
+    overlap,
+    training_loss,
 )
+from ecospec.harness.training.own_text import own_text, real_tokens
+from ecospec.harness.training.target import write_training_record
 from ecospec.predictors.token_frequency import build_table, save_table
-from ecospec.predictors.training import LoopConfig, train
-
-
-@dataclass(frozen=True)
-class PredictorShape:
-    """Geometry of the learned predictor's fresh backbone."""
-
-    width: int = 192
-    layers: int = 2
-    heads: int = 4
+from ecospec.predictors.training import LoopConfig, refuse_another_run, train
 
 
 @dataclass(frozen=True)
 class PredictorRecipe:
-    """``table_batches`` batches are counted for the token-frequency table."""
+    """How a predictor is trained from a corpus.
+
+    Attributes:
+        table_batches: batches that are counted for the token-frequency table.
+        own_text: windows of the target's own greedy text to train on as well (see `own_text`); 0 for none. With them
+            the held-out overlap is over the part of eight such windows that the target wrote.
+        own_share: share of a batch that comes from them.
+    """
 
     steps: int = 800
     seconds: float = 0.0
@@ -47,6 +48,8 @@ class PredictorRecipe:
     window: int = 512
     table_batches: int = 250
     seed: int = 2
+    own_text: int = 0
+    own_share: float = 0.75
 
 
 def train_predictor(
@@ -54,76 +57,82 @@ def train_predictor(
     corpus_path: Path,
     output: Path,
     *,
-    shape: PredictorShape | None = None,
+    kind: str = "learned",
+    drafter: Path | None = None,
+    shape: PredictorShape | FeatureShape | None = None,
     recipe: PredictorRecipe | None = None,
     device: str = "cpu",
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train ``output/learned`` and count ``output/token-frequency`` from the same target and corpus."""
-    shape, recipe = shape or PredictorShape(), recipe or PredictorRecipe()
+    """Train ``output/kind`` and count ``output/token-frequency`` from the same target and corpus.
+
+    Args:
+        kind, drafter, shape: see `new_learner`.
+    """
+    recipe = recipe or PredictorRecipe()
+    refuse_another_run(output, resume=resume)
     torch.manual_seed(recipe.seed)
     loaded = load_target(str(target_path), dtype=torch.float32, device=device)
     target, geometry = loaded.target, loaded.target.geometry
     view = target_view(target)
+    learner = new_learner(kind, target, view, drafter=drafter, shape=shape)
     corpus = build_corpus(corpus_path, loaded.tokenizer, piece=geometry.context, seed=0)
-    backbone = backbone_config(shape.width, shape.layers, shape.heads, geometry.context)
-    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone).to(device)
-    embedding = target.embedding.float()
-    held_out = torch.from_numpy(corpus.held_out_windows(16, min(recipe.window, geometry.context))).to(device)
-    count = max(1, recipe.tokens_per_batch // recipe.window)
+    window = min(recipe.window, geometry.context)
+    count = max(1, recipe.tokens_per_batch // window)
     counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
     counted = 0
 
-    def batch(step: int) -> Tensor:
-        windows = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
-        return torch.from_numpy(windows).to(device)
-
-    def routing_of(ids: Tensor) -> Tensor:
-        routing = target.teach(ids)[2]
+    def batch_of(windows: npt.NDArray[np.int64], judged_from: int = 0) -> Batch:
+        ids = torch.from_numpy(windows).to(device)
+        _, features, routing = target.teach(ids)
         assert routing is not None  # a target's experts go through its tap unless told otherwise
-        return routing
+        every = torch.ones_like(ids, dtype=torch.bool)
+        judged = every.clone()
+        judged[:, :judged_from] = False
+        return Batch(ids, every, routing, judged.flatten(), learner.context(ids, lambda: features))
 
-    def note(ids: Tensor, routing: Tensor) -> None:
+    def batch(step: int) -> Batch:
+        windows = corpus.windows(count, window, seed=recipe.seed, step=step)
+        if own is not None:
+            rng = np.random.default_rng((recipe.seed, step, 1))
+            taken = rng.choice(len(own), size=round(count * recipe.own_share))
+            windows[: len(taken)] = own[taken]
+        return batch_of(windows)
+
+    def note(seen: Batch) -> None:
         nonlocal counted
-        flat = ids.flatten().cpu().numpy()
-        for layer, chosen in enumerate(routing.cpu().numpy()):
+        flat = seen.ids.flatten().cpu().numpy()
+        for layer, chosen in enumerate(seen.routing.cpu().numpy()):
             np.add.at(counts[:, layer], (flat[:, None], chosen), 1)
         counted += 1
 
-    def predicted(ids: Tensor) -> Tensor:
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-            out: Tensor = model(embedding[ids])
-        return out.float()
+    own = None
+    if recipe.own_text:
+        own = own_text(
+            target.model, corpus, output, windows=recipe.own_text, length=window, seed=recipe.seed, device=device
+        )
+        held_out, own = batch_of(own[-8:], real_tokens(window)), own[:-8]
+    else:
+        held_out = batch_of(corpus.held_out_windows(16, window))
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
-        ids = batch(step)
-        routing = routing_of(ids)
+        seen = batch(step)
         if step < recipe.table_batches:
-            note(ids, routing)
-        logits = predicted(ids)
-        value = routing_loss(logits, routing)
-        overlap = float(topk_overlap(logits.detach(), routing).mean())
-        return value, {"loss": float(value.detach()), "overlap": overlap}
+            note(seen)
+        views = learner.views(seen)
+        value = training_loss(views)
+        return value, {"loss": float(value.detach()), "overlap": fmean(overlap(view) for view in views)}
 
     def evaluate() -> dict[str, Any]:
-        routing = routing_of(held_out)
-        per_layer = topk_overlap(predicted(held_out), routing)
         table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
-        guess = table[held_out.flatten()].transpose(0, 1)  # [L, T, K]
-        hits = (guess[..., :, None] == routing[..., None, :]).any(-1)
-        return {
-            "held_out_overlap": float(per_layer.mean()),
-            "held_out_overlap_by_layer": [round(float(v), 4) for v in per_layer],
-            "held_out_overlap_token_frequency": float(hits.float().mean()),
-        }
+        return held_out_figures(learner, [held_out], table)
 
     loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
-    figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
+    figures = train(learner.module, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
-        ids = batch(step)
-        note(ids, routing_of(ids))
-    config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
-    save_predictor(output / "learned", config, saved_tensors(model))
+        note(batch(step))
+    learner.save(output / kind)
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
-    write_training_record(output, "predictor", asdict(shape), asdict(recipe), figures, corpus)
+    shape_facts = {"kind": kind, **asdict(learner.shape)}
+    write_training_record(output, "predictor", shape_facts, asdict(recipe), figures, corpus)
     return figures

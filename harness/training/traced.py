@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,20 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.loading import load_target, target_view
-from ecospec.harness.training.predictor import PredictorShape
+from ecospec.harness.training.learners import (
+    Batch,
+    FeatureShape,
+    PredictorShape,
+    held_out_figures,
+    new_learner,
+    overlap,
+    training_loss,
+)
 from ecospec.harness.training.target import write_record
-from ecospec.predictors.checkpoint import save_predictor, target_geometry
 from ecospec.predictors.contract import TargetView
-from ecospec.predictors.learned import KIND, ExpertPredictor, backbone_config, routing_loss, saved_tensors
 from ecospec.predictors.token_frequency import build_table, save_table
 from ecospec.predictors.traces import Trace, TracedText, open_trace
-from ecospec.predictors.training import LoopConfig, train
+from ecospec.predictors.training import LoopConfig, refuse_another_run, train
 
 
 @dataclass(frozen=True)
@@ -44,28 +51,19 @@ class TracedRecipe:
 
 @dataclass(frozen=True)
 class Sample:
-    """A piece of a text: tokens int64 [n], the experts [L, n, K] that each was routed to, and the first judged one."""
+    """A piece of a text.
+
+    Attributes:
+        tokens: int64 [n].
+        routing: [L, n, K], the experts that each was routed to.
+        judged_from: the first that is judged by.
+        context: what `Learner.context` gave for it, [S, n, H], or None.
+    """
 
     tokens: npt.NDArray[np.int64]
     routing: npt.NDArray[np.int64]
     judged_from: int
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples padded on the right.
-
-    Attributes:
-        ids: [B, n].
-        real: bool [B, n], those of them that are tokens, T in all.
-        routing: [L, T, K], their experts.
-        judged: bool [T], those that the held-out overlap is taken over; see `TracedText.judged_from`.
-    """
-
-    ids: Tensor
-    real: Tensor
-    routing: Tensor
-    judged: Tensor
+    context: Tensor | None = None
 
 
 def split_texts(texts: Sequence[TracedText], share: float, seed: int) -> tuple[list[TracedText], list[TracedText]]:
@@ -81,20 +79,31 @@ def split_texts(texts: Sequence[TracedText], share: float, seed: int) -> tuple[l
     return [t for i, t in enumerate(texts) if i not in held], [t for i, t in enumerate(texts) if i in held]
 
 
-def samples(texts: Sequence[TracedText], window: int) -> list[Sample]:
-    """Pieces of at most ``window`` tokens."""
-    return [
-        Sample(
-            text.tokens[start : start + window].astype(np.int64),
-            text.routing[:, start : start + window].astype(np.int64),
-            max(0, text.judged_from - start),
-        )
-        for text in texts
-        for start in range(0, len(text.tokens), window)
-    ]
+def samples(
+    texts: Iterable[TracedText], window: int, context_of: Callable[[TracedText], Tensor | None] = lambda text: None
+) -> list[Sample]:
+    """Pieces of at most ``window`` tokens.
+
+    Args:
+        context_of: what a learner needs of a whole text beside its tokens, [S, n, H].
+    """
+    pieces = []
+    for text in texts:
+        context = context_of(text)
+        for start in range(0, len(text.tokens), window):
+            end = start + window
+            pieces.append(
+                Sample(
+                    text.tokens[start:end].astype(np.int64),
+                    text.routing[:, start:end].astype(np.int64),
+                    max(0, text.judged_from - start),
+                    None if context is None else context[:, start:end],
+                )
+            )
+    return pieces
 
 
-def batch_of(chosen: Sequence[Sample], device: str) -> Batch:
+def batch_of(chosen: Sequence[Sample], device: torch.device | str) -> Batch:
     """Pad samples to the longest."""
     width = max(len(sample.tokens) for sample in chosen)
     ids = np.zeros((len(chosen), width), dtype=np.int64)
@@ -104,7 +113,14 @@ def batch_of(chosen: Sequence[Sample], device: str) -> Batch:
         real[row, : len(sample.tokens)] = True
     routing = np.concatenate([sample.routing for sample in chosen], axis=1)
     judged = np.concatenate([np.arange(len(sample.tokens)) >= sample.judged_from for sample in chosen])
-    return Batch(*(torch.from_numpy(array).to(device) for array in (ids, real, routing, judged)))
+    batch = Batch(*(torch.from_numpy(array).to(device) for array in (ids, real, routing, judged)))
+    parts = [sample.context for sample in chosen if sample.context is not None]
+    if not parts:
+        return batch
+    context = parts[0].new_zeros(len(parts[0]), len(chosen), width, parts[0].shape[-1])
+    for row, part in enumerate(parts):
+        context[:, row, : part.shape[1]] = part
+    return replace(batch, context=context)
 
 
 def epoch_batches(count: int, size: int, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
@@ -122,82 +138,62 @@ def count_experts(texts: Sequence[TracedText], view: TargetView) -> npt.NDArray[
     return counts
 
 
-def hits_by_layer(guess: Tensor, routing: Tensor) -> Tensor:
-    """How many of the true experts were guessed in each layer [L]; both [L, T, K]."""
-    return (guess[..., :, None] == routing[..., None, :]).any(-1).sum((1, 2))
-
-
 def train_on_traces(
     target_path: Path,
     folders: Sequence[Path],
     output: Path,
     *,
-    shape: PredictorShape | None = None,
+    kind: str = "learned",
+    drafter: Path | None = None,
+    shape: PredictorShape | FeatureShape | None = None,
     recipe: TracedRecipe | None = None,
     device: str = "cpu",
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train ``output/learned`` and count ``output/token-frequency`` from traces of one target.
+    """Train ``output/kind`` and count ``output/token-frequency`` from traces of one target.
+
+    Args:
+        kind, drafter, shape: see `new_learner`.
 
     Raises:
         UserError: a trace does not fit the target or is damaged, or there is too little of it.
     """
-    shape, recipe = shape or PredictorShape(), recipe or TracedRecipe()
+    recipe = recipe or TracedRecipe()
+    refuse_another_run(output, resume=resume)
     torch.manual_seed(recipe.seed)
     loaded = load_target(str(target_path), dtype=torch.float32, device=device)
-    view, geometry = target_view(loaded.target), loaded.target.geometry
+    target = loaded.target
+    view, geometry = target_view(target), target.geometry
+    learner = new_learner(kind, target, view, drafter=drafter, shape=shape)
     traces = [open_trace(folder, view) for folder in folders]
     texts = [text for trace in traces for text in trace]
     training, held_out = split_texts(texts, recipe.held_out_share, recipe.seed)
     window = min(recipe.window, geometry.context)
-    seen, unseen = samples(training, window), samples(held_out, window)
-    counts = count_experts(training, view)
-    table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
-    backbone = backbone_config(shape.width, shape.layers, shape.heads, geometry.context)
-    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone).to(device)
-    embedding = loaded.target.embedding.float()
-    per_epoch = len(epoch_batches(len(seen), recipe.batch_size, recipe.seed, 0))
 
-    def predicted(batch: Batch) -> Tensor:
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
-            out: Tensor = model(embedding[batch.ids])
-        return out.float()[batch.real]
+    def context_of(text: TracedText) -> Tensor | None:
+        ids = torch.from_numpy(text.tokens.astype(np.int64))[None].to(device)
+        found = learner.context(ids, lambda: target.teach(ids)[1])
+        return None if found is None else found[:, 0]
+
+    seen, unseen = (samples(part, window, context_of) for part in (training, held_out))
+    table = torch.from_numpy(build_table(count_experts(training, view), geometry.top_k)).to(device)
+    per_epoch = len(epoch_batches(len(seen), recipe.batch_size, recipe.seed, 0))
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
         epoch, at = divmod(step, per_epoch)
         chosen = epoch_batches(len(seen), recipe.batch_size, recipe.seed, epoch)[at]
-        batch = batch_of([seen[i] for i in chosen], device)
-        logits = predicted(batch)
-        value = routing_loss(logits[None], batch.routing)
-        guess = logits.detach().topk(geometry.top_k, dim=-1).indices.transpose(0, 1)
-        hits = hits_by_layer(guess, batch.routing).sum()
+        views = learner.views(batch_of([seen[i] for i in chosen], device))
+        value = training_loss(views)
         return value, {
             "loss": float(value.detach()),
-            "overlap": float(hits) / batch.routing.numel(),
+            "overlap": fmean(overlap(view) for view in views),
             "epoch": epoch + 1,
         }
 
-    def held_out_batches() -> Iterator[Batch]:
-        for start in range(0, len(unseen), recipe.batch_size):
-            yield batch_of(unseen[start : start + recipe.batch_size], device)
-
     def evaluate() -> dict[str, Any]:
-        hits, by_table, tokens = torch.zeros(geometry.moe_layers), 0.0, 0
-        for batch in held_out_batches():
-            true = batch.routing[:, batch.judged]
-            guess = predicted(batch)[batch.judged].topk(geometry.top_k, dim=-1).indices.transpose(0, 1)
-            hits += hits_by_layer(guess, true).cpu()
-            known = table[batch.ids[batch.real][batch.judged]].transpose(0, 1)
-            by_table += float(hits_by_layer(known, true).sum())
-            tokens += int(batch.judged.sum())
-        if not tokens:
-            raise UserError("the held-out texts have no token to judge by; expected texts of two tokens or more")
-        per_layer = hits / (tokens * geometry.top_k)
-        return {
-            "held_out_overlap": float(per_layer.mean()),
-            "held_out_overlap_by_layer": [round(float(v), 4) for v in per_layer],
-            "held_out_overlap_token_frequency": by_table / (tokens * geometry.top_k * geometry.moe_layers),
-        }
+        starts = range(0, len(unseen), recipe.batch_size)
+        batches = (batch_of(unseen[start : start + recipe.batch_size], device) for start in starts)
+        return held_out_figures(learner, batches, table)
 
     loop = LoopConfig(
         steps=recipe.epochs * per_epoch,
@@ -208,10 +204,16 @@ def train_on_traces(
         patience=recipe.patience,
     )
     figures = train(
-        model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor", keep_best="held_out_overlap"
+        learner.module,
+        loss,
+        loop,
+        output,
+        evaluate=evaluate,
+        resume=resume,
+        title="predictor",
+        keep_best="held_out_overlap",
     )
-    config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
-    save_predictor(output / "learned", config, saved_tensors(model))
+    learner.save(output / kind)
     save_table(output / "token-frequency", table.cpu().numpy(), view)
     facts = {
         "traces": [_facts(trace) for trace in traces],
@@ -220,7 +222,7 @@ def train_on_traces(
         "tokens": sum(len(text.tokens) for text in training),
         "tokens_held_out": sum(len(text.tokens) for text in held_out),
     }
-    write_record(output, "predictor", asdict(shape), asdict(recipe), figures, facts)
+    write_record(output, "predictor", {"kind": kind, **asdict(learner.shape)}, asdict(recipe), figures, facts)
     return figures
 
 

@@ -14,6 +14,7 @@ from tiny_models import (
     CONTEXT,
     LAYERS,
     TOP_K,
+    asked,
     random_selection,
     random_tokens,
     random_tree,
@@ -298,9 +299,9 @@ def test_a_batch_is_drafted_for_as_each_row_alone(topk: int) -> None:
 
 def test_a_batch_is_predicted_for_as_each_row_alone() -> None:
     rng, bound = np.random.default_rng(3), tiny_predictor(target_of())
-    nothing: Any = None
-    batch = bound.start_batch(PROMPTS[:4], [60] * 4, [nothing] * 4)
-    singles = [bound.start(prompt, 60, nothing) for prompt in PROMPTS[:4]]
+    requests = [asked(prompt, 60) for prompt in PROMPTS[:4]]
+    batch = bound.start_batch(requests)
+    singles = [bound.start(request) for request in requests]
     for gone in (None, 1, 2, 0):
         if gone is not None:
             batch.leave(gone)

@@ -44,7 +44,7 @@ from ecospec.policies import (
     SelectionError,
     SelectionRequest,
 )
-from ecospec.predictors.contract import BoundPredictor, PredictorSession
+from ecospec.predictors.contract import BoundPredictor, PredictionRequest, PredictorSession
 from ecospec.predictors.oracle import BoundOracle
 
 POLICIES = [Confidence(), GlobalCost(), MarginalCost(), Oracle()]
@@ -197,6 +197,9 @@ class AlwaysRight:
     def __init__(self, head: Any, embedding: Any, capacity: int) -> None:
         self.extended: list[int] = []
 
+    def node_states(self, tree: DraftTree) -> Any:
+        raise NotImplementedError
+
     def extend(self, tokens: Sequence[int], features: torch.Tensor) -> None:
         assert len(tokens) == len(features)
         self.extended += tokens
@@ -277,7 +280,7 @@ class Spy(BoundPredictor):
     def __init__(self) -> None:
         self.committed: list[int] = []
 
-    def start(self, prompt: Sequence[int], capacity: int, true_routing: Any) -> PredictorSession:
+    def start(self, request: PredictionRequest) -> PredictorSession:
         bound = self
 
         class Session(PredictorSession):

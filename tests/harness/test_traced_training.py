@@ -17,7 +17,7 @@ from ecospec.errors import UserError
 from ecospec.harness.accuracy import accuracy_of
 from ecospec.harness.loading import load_target, target_view
 from ecospec.harness.training import traced
-from ecospec.harness.training.predictor import PredictorShape
+from ecospec.harness.training.learners import PredictorShape
 from ecospec.harness.training.traced import (
     Sample,
     TracedRecipe,

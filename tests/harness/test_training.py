@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import random_tree
+from tiny_models import asked, random_tree
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
@@ -23,8 +23,9 @@ from ecospec.harness.stopping import StopRule
 from ecospec.harness.training.corpus import Corpus, build_corpus
 from ecospec.harness.training.drafter import DrafterRecipe, DrafterShape, draft_vocabulary, train_drafter
 from ecospec.harness.training.experts import TRAIN_EXPERTS
+from ecospec.harness.training.learners import PredictorShape
 from ecospec.harness.training.own_text import FILE, own_text, real_tokens
-from ecospec.harness.training.predictor import PredictorRecipe, PredictorShape, train_predictor
+from ecospec.harness.training.predictor import PredictorRecipe, train_predictor
 from ecospec.harness.training.target import TargetRecipe, TargetShape, train_target
 from ecospec.policies import MarginalCost
 from ecospec.predictors.learned import load_learned
@@ -150,7 +151,7 @@ def test_the_trained_parts_run_together_and_leave_the_output_unchanged(bench: Be
             outputs.append(run(target, prompt, TokenChooser(sampling, "r"), rule))
         assert outputs[0].tokens == outputs[1].tokens
         assert outputs[0].text == outputs[1].text
-    routing = predictor.start(prompt, 64, lambda tree: np.zeros(0)).predict(random_tree(np.random.default_rng(0), 5))
+    routing = predictor.start(asked(prompt, 64)).predict(random_tree(np.random.default_rng(0), 5))
     assert routing.shape == (3, 5, 2)
 
 

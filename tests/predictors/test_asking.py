@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import random_tokens, random_tree, rule_for, tiny_head, tiny_target
+from tiny_models import asked, random_tokens, random_tree, rule_for, tiny_head, tiny_target
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
@@ -16,7 +16,7 @@ from ecospec.harness.decoding import Speculation, Stream, decode_ar_batch, decod
 from ecospec.harness.loading import target_view
 from ecospec.policies import DraftTree, MarginalCost
 from ecospec.predictors.asking import AskedBatch, PredictorError, bind
-from ecospec.predictors.contract import BoundPredictor, EachAlone, Predictor, PredictorSession
+from ecospec.predictors.contract import BoundPredictor, EachAlone, PredictionRequest, Predictor, PredictorSession
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 
@@ -43,13 +43,13 @@ class Bound(BoundPredictor):
     def __init__(self, start: Callable[..., Any]) -> None:
         self._start = start
 
-    def start(self, prompt: Any, capacity: int, true_routing: Any) -> Any:
-        return self._start(true_routing)
+    def start(self, request: PredictionRequest) -> Any:
+        return self._start(request.true_routing)
 
 
 def opened(bound: BoundPredictor, size: int = 2, *, oracle: bool = False) -> AskedBatch:
-    truths = [right] * size
-    return AskedBatch("mine", bound, (LAYERS, EXPERTS, TOP_K), [[1]] * size, [9] * size, truths, oracle=oracle)
+    requests = [asked([1], 9, right)] * size
+    return AskedBatch("mine", bound, (LAYERS, EXPERTS, TOP_K), requests, oracle=oracle)
 
 
 def trees(count: int = 2) -> list[DraftTree]:
@@ -137,7 +137,7 @@ def test_a_batch_has_one_entry_for_each_request(returned: Any) -> None:
             return returned
 
     class Starts(Bound):
-        def start_batch(self, prompts: Any, capacities: Any, true_routings: Any) -> Any:
+        def start_batch(self, requests: Any) -> Any:
             return Short([Session(), Session()])
 
     assert "for 2 requests" in refusal(lambda: opened(Starts(raising(ValueError()))).predict(trees()))
@@ -145,7 +145,7 @@ def test_a_batch_has_one_entry_for_each_request(returned: Any) -> None:
 
 def test_what_opens_nothing_is_refused() -> None:
     class Starts(Bound):
-        def start_batch(self, prompts: Any, capacities: Any, true_routings: Any) -> Any:
+        def start_batch(self, requests: Any) -> Any:
             return None
 
     assert "start_batch returned a NoneType" in refusal(lambda: opened(Starts(right)))
@@ -173,7 +173,7 @@ def test_what_it_does_to_its_list_of_trees_does_no_harm() -> None:
             return found
 
     class Starts(Bound):
-        def start_batch(self, prompts: Any, capacities: Any, true_routings: Any) -> Any:
+        def start_batch(self, requests: Any) -> Any:
             return Clearing([Session(), Session()])
 
     assert len(opened(Starts(right)).predict(trees())) == 2

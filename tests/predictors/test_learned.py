@@ -14,6 +14,7 @@ from tiny_models import (
     EXPERTS,
     LAYERS,
     TOP_K,
+    asked,
     path_to,
     random_tokens,
     random_tree,
@@ -162,7 +163,7 @@ def test_a_predictor_runs_in_the_targets_dtype(bound: BoundLearned, tmp_path: Pa
     half = TargetView(**{**vars(bound.target), "embedding": bound.target.embedding.bfloat16()})
     loaded = load_learned(save(bound, tmp_path / "p", torch.bfloat16), half)
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
-    loaded.start(PROMPT, CONTEXT, lambda tree: np.zeros(0)).predict(random_tree(np.random.default_rng(5), 3))
+    loaded.start(asked(PROMPT, CONTEXT)).predict(random_tree(np.random.default_rng(5), 3))
 
 
 def refusal(folder: Path, target: TargetView) -> str:

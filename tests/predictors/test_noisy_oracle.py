@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_models import random_tokens, random_tree, tiny_target
+from tiny_models import asked, random_tokens, random_tree, tiny_target
 
 from ecospec.errors import UserError
 from ecospec.harness.decoding import true_routing
@@ -73,7 +73,7 @@ def test_a_session_is_the_same_each_time_and_another_for_another_seed_prompt_or_
         session = target.new_session(60)
         session.prefill(prompts[0])
         bound = NoisyOracle(accuracy=0.5, seed=seed).bind(target_view(target))
-        oracle = bound.start(prompt, 60, lambda tree: true_routing(session, tree))
+        oracle = bound.start(asked(prompt, 60, lambda tree: true_routing(session, tree)))
         first = oracle.predict(tree)
         oracle.commit([0])
         assert session.length == len(prompts[0])

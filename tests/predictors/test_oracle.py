@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tiny_models import random_tokens, random_tree, tiny_target
+from tiny_models import asked, random_tokens, random_tree, tiny_target
 
 from ecospec.harness.decoding import true_routing
 from ecospec.harness.loading import target_view
@@ -16,7 +16,7 @@ def test_the_oracle_predicts_the_targets_own_routing_and_leaves_no_trace() -> No
     session = target.new_session(60)
     prompt = random_tokens(rng, 7)
     session.prefill(prompt)
-    oracle = Oracle().bind(target_view(target)).start(prompt, 60, lambda tree: true_routing(session, tree))
+    oracle = Oracle().bind(target_view(target)).start(asked(prompt, 60, lambda tree: true_routing(session, tree)))
     for _ in range(4):
         tree = random_tree(rng, 8)
         predicted = oracle.predict(tree)

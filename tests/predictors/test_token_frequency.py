@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import asked
 
 from ecospec.errors import UserError
 from ecospec.policies import DraftTree
@@ -64,7 +65,7 @@ def test_a_table_gives_each_node_its_tokens_experts(tmp_path: Path) -> None:
     table = np.arange(20).reshape(5, 2, 2) % 4
     save_table(tmp_path, table, TARGET)
     bound = TokenFrequency(path=tmp_path).bind(TARGET)
-    session = bound.start([1, 2], 30, lambda tree: np.zeros(0))
+    session = bound.start(asked([1, 2], 30))
     tree = DraftTree([3, 0, 3], [-1, 0, 1], [1.0, 0.5, 0.5])
     routing = session.predict(tree)
     assert routing.shape == (2, 3, 2)

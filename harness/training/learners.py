@@ -1,0 +1,282 @@
+"""What a training from routing fits: the learned predictor, or the feature predictor on a drafter's states.
+
+Both give logits for the tokens of a batch; how they are trained, on traces or on a corpus, is the same for both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ecospec.errors import UserError
+from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.loading import embedded_folder
+from ecospec.harness.preparing import load_head
+from ecospec.harness.target import Target
+from ecospec.harness.training.drafter import unrolled_states
+from ecospec.predictors import feature, learned
+from ecospec.predictors.checkpoint import save_predictor, target_geometry
+from ecospec.predictors.contract import DrafterView, TargetView
+
+
+@dataclass(frozen=True)
+class PredictorShape:
+    """Geometry of the learned predictor's fresh backbone."""
+
+    width: int = 192
+    layers: int = 2
+    heads: int = 4
+
+
+@dataclass(frozen=True)
+class FeatureShape:
+    """Rank of a MoE layer's head, and the draft steps after each of which the drafter's states are trained on."""
+
+    rank: int = 64
+    draft_steps: int = 3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts padded on the right.
+
+    Attributes:
+        ids: [B, n].
+        real: bool [B, n], those of them that are tokens, T in all.
+        routing: [L, T, K], their experts.
+        judged: bool [T], those that the held-out overlap is taken over; see `TracedText.judged_from`.
+        context: what `Learner.context` gave for the texts, [S, B, n, H], or None.
+    """
+
+    ids: Tensor
+    real: Tensor
+    routing: Tensor
+    judged: Tensor
+    context: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """Logits for some tokens of a batch, and what they should say.
+
+    Attributes:
+        name: which way the predictor met them; empty where there is only one.
+        logits: [T', L, E]. routing: [L, T', K]. judged: bool [T'].
+    """
+
+    name: str
+    logits: Tensor
+    routing: Tensor
+    judged: Tensor
+
+
+class Learner(ABC):
+    """A predictor in training.
+
+    Attributes:
+        kind: its name; ``OUTPUT/kind`` is the folder it is saved in.
+        module: what has the parameters.
+        shape: what was asked for.
+    """
+
+    kind: ClassVar[str]
+    module: nn.Module
+    shape: PredictorShape | FeatureShape
+
+    @abstractmethod
+    def views(self, batch: Batch) -> list[View]:
+        """Predictions for a batch, one for each way in which a token is met."""
+
+    def context(self, ids: Tensor, features: Callable[[], Tensor]) -> Tensor | None:
+        """What `views` needs of texts [B, n] beside their ids: [S, B, n, H], or None.
+
+        Args:
+            features: gives the target's features of them, [B, n, F · Ht].
+        """
+        return None
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the predictor's folder."""
+
+
+class LearnedLearner(Learner):
+    """The paper's predictor, with a fresh backbone."""
+
+    kind = learned.KIND
+
+    def __init__(self, target: Target, view: TargetView, shape: PredictorShape) -> None:
+        device = target.device
+        self.shape, self._view = shape, view
+        self._backbone = learned.backbone_config(shape.width, shape.layers, shape.heads, target.context)
+        self.module = learned.ExpertPredictor(view.hidden_size, view.moe_layers, view.experts, self._backbone).to(
+            device
+        )
+        self._embedding = target.embedding.float()
+
+    def views(self, batch: Batch) -> list[View]:
+        """All real tokens."""
+        with _mixed_precision(batch.ids):
+            out: Tensor = self.module(self._embedding[batch.ids])
+        return [View("", out.float()[batch.real], batch.routing, batch.judged)]
+
+    def save(self, folder: Path) -> None:
+        """Write the predictor's folder."""
+        assert isinstance(self.module, learned.ExpertPredictor)
+        config = {"kind": self.kind, "target": target_geometry(self._view), "backbone": self._backbone}
+        save_predictor(folder, config, learned.saved_tensors(self.module))
+
+
+class FeatureLearner(Learner):
+    """The feature predictor.
+
+    A token is met in 2 · S ways: as an expanded node of depth 0 to S − 1 it has a state of its own, as a drafted one of
+    depth 1 to S that of its parent. States come from the drafter unrolled as in its own training.
+    """
+
+    kind = feature.KIND
+
+    def __init__(
+        self, target: Target, view: TargetView, head: Eagle3Head, drafter: DrafterView, shape: FeatureShape
+    ) -> None:
+        self.shape: FeatureShape = shape
+        self._view, self._drafter, self._head = view, drafter, head
+        self._embedding = target.embedding.float()
+        self.module = feature.FeaturePredictor(
+            view.hidden_size, drafter.hidden_size, view.moe_layers, view.experts, shape.rank
+        ).to(target.device)
+
+    @torch.no_grad()
+    def context(self, ids: Tensor, features: Callable[[], Tensor]) -> Tensor:
+        """The drafter's states [S, B, n, H] of every token after 0 to S − 1 draft steps, in bfloat16.
+
+        The first k + 1 tokens have none after k steps; there they are zero.
+        """
+        own = self._embedding if self._head.own_embedding is None else self._head.own_embedding
+        unrolled = unrolled_states(self._head, own[ids[:, 1:]], features()[:, :-1], self.shape.draft_steps)
+        states = torch.zeros(len(unrolled), *ids.shape, self._drafter.hidden_size, dtype=torch.bfloat16)
+        for k, found in enumerate(unrolled):  # entry t holds the token t + 1
+            states[k, :, 1 + k :] = found[:, k:].to(states)
+        return states
+
+    def views(self, batch: Batch) -> list[View]:
+        """Own states after 0 to S − 1 steps, and those of the parent."""
+        assert batch.context is not None
+        found = []
+        embeddings = self._embedding[batch.ids]
+        place = torch.full(batch.real.shape, -1, device=batch.ids.device)
+        place[batch.real] = torch.arange(int(batch.real.sum()), device=batch.ids.device)
+        for k, states in enumerate(batch.context.to(batch.ids.device)):
+            for own in (True, False):
+                shift = 0 if own else 1
+                chosen = place[:, 1 + k + shift :]
+                real = chosen >= 0
+                at = chosen[real]
+                met = states[:, 1 + k : states.shape[1] - shift][real]
+                with _mixed_precision(batch.ids):
+                    logits: Tensor = self.module(
+                        met.float(),
+                        torch.full((len(at),), own, device=at.device),
+                        embeddings[:, 1 + k + shift :][real],
+                    )
+                name = f"own_{k}" if own else f"parent_{k + 1}"
+                found.append(View(name, logits.float(), batch.routing[:, at], batch.judged[at]))
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write the predictor's folder."""
+        config = {
+            "kind": self.kind,
+            "target": target_geometry(self._view),
+            "drafter": feature.drafter_facts(self._drafter),
+            "rank": self.shape.rank,
+        }
+        save_predictor(folder, config, {k: t.to(torch.bfloat16) for k, t in self.module.state_dict().items()})
+
+
+def training_loss(views: Sequence[View]) -> Tensor:
+    """The mean over the views of the cross-entropy (section 4.1 of the paper)."""
+    return torch.stack([learned.routing_loss(view.logits[None], view.routing) for view in views]).mean()
+
+
+def hits_by_layer(guess: Tensor, routing: Tensor) -> Tensor:
+    """How many of the true experts were guessed in each layer [L]; both [L, T, K]."""
+    return (guess[..., :, None] == routing[..., None, :]).any(-1).sum((1, 2))
+
+
+def overlap(view: View) -> float:
+    """Share of the true experts among the predicted, over all tokens of a view."""
+    top_k = view.routing.shape[-1]
+    guess = view.logits.detach().topk(top_k, dim=-1).indices.transpose(0, 1)
+    return float(hits_by_layer(guess, view.routing).sum()) / max(1, view.routing.numel())
+
+
+def held_out_figures(learner: Learner, batches: Iterable[Batch], table: Tensor) -> dict[str, Any]:
+    """How often a predictor and a table are right about the judged tokens of held-out texts.
+
+    With several views the overlap is their mean, and each has a figure of its own.
+
+    Args:
+        table: int64 [V, L, K], the token-frequency table.
+
+    Raises:
+        UserError: there is no token to judge by.
+    """
+    hits: dict[str, Tensor] = {}
+    tokens: dict[str, int] = {}
+    by_table = judged = 0
+    layers, top_k = table.shape[1:]
+    for batch in batches:
+        for view in learner.views(batch):
+            true = view.routing[:, view.judged]
+            guess = view.logits[view.judged].topk(top_k, dim=-1).indices.transpose(0, 1)
+            hits[view.name] = hits.get(view.name, 0) + hits_by_layer(guess, true).cpu()
+            tokens[view.name] = tokens.get(view.name, 0) + true.shape[1]
+        known = table[batch.ids[batch.real][batch.judged]].transpose(0, 1)
+        by_table += int(hits_by_layer(known, batch.routing[:, batch.judged]).sum())
+        judged += int(batch.judged.sum())
+    if not all(tokens.values()) or not judged:
+        raise UserError("the held-out texts have no token to judge by; expected longer ones, or answers")
+    shares = {name: found / (tokens[name] * top_k) for name, found in hits.items()}
+    per_layer = torch.stack(list(shares.values())).mean(0)
+    each = {f"held_out_overlap_{name}": float(share.mean()) for name, share in shares.items() if name}
+    return {
+        "held_out_overlap": float(per_layer.mean()),
+        **each,
+        "held_out_overlap_by_layer": [round(float(v), 4) for v in per_layer],
+        "held_out_overlap_token_frequency": by_table / (judged * top_k * layers),
+    }
+
+
+def _mixed_precision(like: Tensor) -> torch.autocast:
+    return torch.autocast(like.device.type, dtype=torch.bfloat16)
+
+
+def new_learner(
+    kind: str, target: Target, view: TargetView, *, drafter: Path | None, shape: PredictorShape | FeatureShape | None
+) -> Learner:
+    """A predictor with fresh weights.
+
+    Args:
+        kind: learned or feature.
+        drafter: folder of the head whose states a feature predictor reads; None for the embedded one.
+        shape: of that kind, or None for the default.
+
+    Raises:
+        UserError: the drafter does not fit the target.
+    """
+    if kind == learned.KIND:
+        assert not isinstance(shape, FeatureShape)
+        return LearnedLearner(target, view, shape or PredictorShape())
+    assert not isinstance(shape, PredictorShape)
+    folder = drafter or embedded_folder() / "drafter"
+    head = load_head(folder, target).to(target.device)
+    return FeatureLearner(
+        target, view, head, DrafterView(head.config.llama.hidden_size, folder), shape or FeatureShape()
+    )

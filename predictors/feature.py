@@ -1,0 +1,158 @@
+"""The feature predictor: the drafter's hidden state of each tree node, through small low-rank heads, one a MoE layer.
+
+The drafter has run over the tree already, and its state is made from the target's own: it knows the context. So this
+predictor needs neither a backbone nor a KV memory; a step is two matrix products over all nodes. It is not in the
+paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ecospec.errors import UserError
+from ecospec.policies import DraftTree
+from ecospec.predictors.checkpoint import check_tensors, read_predictor, weights_hash
+from ecospec.predictors.contract import (
+    BoundPredictor,
+    DrafterView,
+    NodeStates,
+    PredictionRequest,
+    PredictorBatch,
+    PredictorSession,
+    Routing,
+    TargetView,
+)
+from ecospec.predictors.learned import top_experts
+from ecospec.predictors.placing import place
+
+KIND = "feature"
+
+
+class FeaturePredictor(nn.Module):
+    """Maps a node's drafter state [n, H] and target embedding [n, Ht] to expert logits [n, L, E].
+
+    Layer l has a head of rank r: up_l · silu(down_l · x). x is the node's own state or, where it was not expanded,
+    its parent's in another place, and the embedding of its token, each divided by its root mean square.
+    """
+
+    def __init__(self, hidden_size: int, drafter_size: int, moe_layers: int, experts: int, rank: int) -> None:
+        super().__init__()
+        self.rank, self.moe_layers = rank, moe_layers
+        self.down = nn.Linear(2 * drafter_size + hidden_size, moe_layers * rank, bias=False)
+        self.up = nn.Parameter(torch.empty(moe_layers, rank, experts))
+        self.bias = nn.Parameter(torch.zeros(moe_layers, 1, experts))
+        nn.init.normal_(self.up, std=rank**-0.5)
+
+    def forward(self, states: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
+        """Expert logits [n, L, E]; ``own`` is bool [n], as in `NodeStates`."""
+        scaled = F.rms_norm(states, states.shape[-1:])
+        places = own[:, None, None] == torch.tensor([[True], [False]], device=own.device)  # [n, 2, 1]
+        inputs = (scaled[:, None] * places).flatten(1)
+        inner = F.silu(self.down(torch.cat((inputs, F.rms_norm(embeddings, embeddings.shape[-1:])), dim=1)))
+        by_layer = inner.view(-1, self.moe_layers, self.rank).transpose(0, 1)
+        return torch.baddbmm(self.bias, by_layer, self.up).transpose(0, 1)
+
+
+def load_feature(folder: Path, target: TargetView) -> BoundFeature:
+    """Read a trained predictor.
+
+    Raises:
+        UserError: see `read_predictor`; also when there is no drafter, the predictor was trained on another one's
+            states, or a tensor is missing, left over or of another shape.
+    """
+    config, tensors = read_predictor(folder, KIND, target)
+    drafter = target.drafter
+    if drafter is None:
+        raise UserError(f"predictor {folder}: it reads a drafter's states; expected --drafter")
+    trained = config.get("drafter")
+    facts = drafter_facts(drafter)
+    for name, expected in facts.items():
+        found = trained.get(name) if isinstance(trained, dict) else None
+        if found != expected:
+            raise UserError(
+                f"predictor {folder}: trained on the states of a drafter with {name} = {found}, but drafter "
+                f"{drafter.folder} has {expected}; expected the drafter that it was trained with"
+            )
+    try:
+        model = FeaturePredictor(
+            target.hidden_size, drafter.hidden_size, target.moe_layers, target.experts, int(config["rank"])
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"predictor {folder}: its config has no usable rank ({reason})") from error
+    check_tensors(folder, tensors, model.state_dict())
+    model.load_state_dict(tensors)
+    weight: Tensor = target.embedding
+    return BoundFeature(place(model, weight.device, weight.dtype), target)
+
+
+def drafter_facts(drafter: DrafterView) -> dict[str, Any]:
+    """What must agree between a predictor and the drafter whose states it reads."""
+    return {"hidden_size": drafter.hidden_size, "weights_sha256": weights_hash(drafter.folder)}
+
+
+class BoundFeature(BoundPredictor):
+    """A predictor with its weights, beside the target whose embedding it reads."""
+
+    def __init__(self, model: FeaturePredictor, target: TargetView) -> None:
+        self.model, self.target = model, target
+
+    def start(self, request: PredictionRequest) -> PredictorSession:
+        """The context is in the drafter's states."""
+        return FeatureSession(self, request.drafter_states)
+
+    def start_batch(self, requests: Sequence[PredictionRequest]) -> PredictorBatch:
+        """One pass a step for all of them."""
+        return FeatureBatch(self, [request.drafter_states for request in requests])
+
+    @torch.inference_mode()
+    def predict(self, trees: Sequence[DraftTree], states: Sequence[NodeStates]) -> list[Routing]:
+        """Top-K experts [L, N, K] of every tree."""
+        tokens = np.concatenate([tree.tokens for tree in trees])
+        ids = torch.from_numpy(tokens).to(self.target.embedding.device)
+        logits = self.model(
+            torch.cat([each.states for each in states]),
+            torch.cat([each.own for each in states]),
+            self.target.embedding[ids],
+        )
+        routing = top_experts(logits, self.target.top_k)
+        return np.split(routing, np.cumsum([tree.size for tree in trees])[:-1], axis=1)
+
+
+class FeatureSession(PredictorSession):
+    """One request; there is nothing to keep."""
+
+    def __init__(self, bound: BoundFeature, states: Callable[[DraftTree], NodeStates]) -> None:
+        self._bound, self._states = bound, states
+
+    def predict(self, tree: DraftTree) -> Routing:
+        """Top-K experts [L, N, K]."""
+        return self._bound.predict([tree], [self._states(tree)])[0]
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """Nothing to keep."""
+
+
+class FeatureBatch(PredictorBatch):
+    """One pass a step over the trees of all requests."""
+
+    def __init__(self, bound: BoundFeature, states: Sequence[Callable[[DraftTree], NodeStates]]) -> None:
+        self._bound, self._states = bound, list(states)
+
+    def predict(self, trees: Sequence[DraftTree]) -> list[Routing]:
+        """Top-K experts [L, N, K] of every tree."""
+        return self._bound.predict(trees, [states(tree) for states, tree in zip(self._states, trees, strict=True)])
+
+    def commit(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Nothing to keep."""
+
+    def leave(self, index: int) -> None:
+        """Drop the request at ``index``."""
+        del self._states[index]
