@@ -8,7 +8,7 @@ that was only read, over all but its first token.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,9 +65,18 @@ def source_of(name: str) -> str:
 
 
 def accuracy_of(
-    name: str, bound: BoundPredictor, target: TargetView, texts: Iterable[TracedText], *, oracle: bool
+    name: str,
+    bound: BoundPredictor,
+    target: TargetView,
+    texts: Iterable[TracedText],
+    *,
+    oracle: bool,
+    states_of: Callable[[TracedText, DraftTree], NodeStates] | None = None,
 ) -> Accuracy:
     """The accuracy of a predictor over texts; one that looks at the true routing is shown that of the trace.
+
+    Args:
+        states_of: gives the drafter's states for the last tokens of a text, as a tree of a single path.
 
     Raises:
         PredictorError: it raised or broke its contract.
@@ -81,7 +90,8 @@ def accuracy_of(
         if not len(tokens):
             continue
         true = text.routing[:, start:].astype(np.int64)
-        request = PredictionRequest(text.tokens[:start].tolist(), len(text.tokens), partial(_shown, true), _unseen)
+        seen = _no_drafter if states_of is None else partial(states_of, text)
+        request = PredictionRequest(text.tokens[:start].tolist(), len(text.tokens), partial(_shown, true), seen)
         asked = AskedBatch(name, bound, shape, [request], oracle=oracle)
         # The written tokens are a draft tree of a single path.
         sets = asked.predict([DraftTree.chain(tokens.astype(np.int64), np.ones(len(tokens)))])[0]
@@ -101,8 +111,8 @@ def _shown(true: Routing, tree: DraftTree) -> Routing:
     return true
 
 
-def _unseen(tree: DraftTree) -> NodeStates:
-    raise UserError("TODO")
+def _no_drafter(tree: DraftTree) -> NodeStates:
+    raise UserError("a predictor reads the drafter's states, but there is no drafter; expected --drafter")
 
 
 def held_out_ids(folder: Path) -> set[str]:
@@ -130,7 +140,7 @@ def accuracy_tables(found: Mapping[str, Accuracy]) -> list[Table]:
     by_source = [[name, *(_share(a.mean(name)) for a in found.values()), f"{first.tokens[name]:,}"] for name in sources]
     layers = range(len(first.by_layer()))
     by_layer = [[str(layer), *(_share(float(a.by_layer()[layer])) for a in found.values())] for layer in layers]
-    return [_table(["text", *found, "tokens"], by_source), _table(["MoE layer", *found], by_layer)]
+    return [plain_table(["text", *found, "tokens"], by_source), plain_table(["MoE layer", *found], by_layer)]
 
 
 def accuracy_json(found: Mapping[str, Accuracy]) -> dict[str, Any]:
@@ -149,7 +159,8 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of text, its first column on the left."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for index, label in enumerate(header):
         table.add_column(Text(label), justify="right" if index else "left")

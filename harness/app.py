@@ -302,48 +302,16 @@ def trace_command(config: RunConfig, suites: str | None, text: Path | None) -> i
 
 
 def evaluate_command(
-    *,
-    traces: Sequence[Path],
-    predictors: Sequence[str],
-    held_out_of: Path | None,
-    target: str | None,
-    output: Path | None,
-    threads: int | None,
+    config: RunConfig, traces: Sequence[Path], held_out_of: Path | None, trees: int | None, output: Path | None
 ) -> None:
-    """Print the accuracy of predictors over traces, by text and by layer."""
+    """Print how often predictors are right, by text, by layer and by depth in the draft tree."""
     quieten()
-    import torch
+    from ecospec.harness.evaluating import evaluate, write_json
 
-    from ecospec.harness.accuracy import accuracy_json, accuracy_of, accuracy_tables, held_out_ids
-    from ecospec.harness.loading import target_view
-    from ecospec.harness.plugins import load_plugins
-    from ecospec.harness.preparing import check_options, load_target_of, resolve_device
-    from ecospec.policies import spec_of
-    from ecospec.predictors.asking import bind
-    from ecospec.predictors.traces import open_trace
-
-    config = RunConfig(suite="", policy=("confidence",), target=target, threads=threads, widen=1)
-    check_options(config, drafter=False)
-    plugins = load_plugins()
-    asked = [plugins.create_predictor(spec) for spec in predictors]
-    only = None if held_out_of is None else held_out_ids(held_out_of)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded, bundle = load_target_of(config, *resolve_device(config))
-    view = target_view(loaded.target, bundle and bundle / "predictor")
-    opened = [open_trace(folder, view) for folder in traces]
-    texts = [text for trace in opened for text in trace if only is None or text.id in only]
-    if not texts:
-        raise UserError("none of the traces' texts was held out by that training; expected the traces it was made from")
-    found = {
-        spec_of(predictor): accuracy_of(predictor.name, bind(predictor, view), view, texts, oracle=predictor.oracle)
-        for predictor in asked
-    }
+    with as_user_errors(config):
+        found = evaluate(config, traces, held_out_of, trees)
     console = Console(width=console_width())
-    for table in accuracy_tables(found):
+    for table in found.tables():
         console.print(table)
     if output is not None:
-        try:
-            output.write_text(json.dumps(accuracy_json(found), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--output {output}: cannot be written ({error.strerror})") from error
+        write_json(found, output)

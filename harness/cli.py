@@ -14,7 +14,7 @@ import click
 
 import ecospec
 from ecospec.errors import UserError
-from ecospec.harness.cli_options import option, run_options, train_options
+from ecospec.harness.cli_options import RUN_OPTIONS, option, run_options, train_options
 from ecospec.harness.config import RunConfig
 
 EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -97,20 +97,30 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
 @option("--trace", "traces", required=True, multiple=True, type=click.Path(path_type=Path), help="Trace; repeat it.")
 @option(
     "--predictor",
-    "predictors",
     multiple=True,
     default=("learned", "token-frequency"),
     help="Expert predictor NAME[:parameter=value,...]; repeat it for several.",
 )
 @option("--held-out-of", type=click.Path(path_type=Path), help="Training from these traces: only what it held out.")
-@option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model.")
+@option(
+    "--trees",
+    type=int,
+    help="Texts that are decoded anew, to judge by draft trees.  [default: 8 with a drafter, else 0]",
+    show_default=False,
+)
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")
-@option("--threads", type=int, help="CPU threads.  [default: torch's]", show_default=False)
-def evaluate(**options: Any) -> None:
-    """How often predictors name the experts that a trace's tokens were routed to."""
+@run_options(
+    *(set(RUN_OPTIONS) - {"target", "drafter", "budget", "draft_steps", "draft_topk", "dtype", "device", "threads"})
+)
+def evaluate(
+    traces: tuple[Path, ...], held_out_of: Path | None, trees: int | None, output: Path | None, **options: Any
+) -> None:
+    """How often predictors name the experts that tokens are routed to, written ones and drafted ones."""
     from ecospec.harness.app import evaluate_command
 
-    evaluate_command(**options)
+    specs = _specs(options.pop("predictor"))
+    config = RunConfig(suite="", policy=("marginal-cost",), predictor=specs, widen=1, **options)
+    evaluate_command(config, traces, held_out_of, trees, output)
 
 
 @cli.group()

@@ -151,11 +151,6 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def run_options(*left_out: str) -> Callable[[F], F]:
-    """The options of a run in the order of ``--help``, but those that are left out, by the names of their values."""
-    return _decorator([add for add in _RUN_OPTIONS if _value_name(add) not in left_out])
-
-
 def _value_name(add: Callable[[Any], Any]) -> str | None:
     """The name of the value that an option's decorator gives to a command."""
 
@@ -164,6 +159,15 @@ def _value_name(add: Callable[[Any], Any]) -> str | None:
 
     parameter: click.Parameter = add(command).__click_params__[0]
     return parameter.name
+
+
+RUN_OPTIONS = tuple(_value_name(add) for add in _RUN_OPTIONS)
+"""The names of the values of all options of a run."""
+
+
+def run_options(*left_out: str | None) -> Callable[[F], F]:
+    """The options of a run in the order of ``--help``, but those that are left out, by the names of their values."""
+    return _decorator([add for add, name in zip(_RUN_OPTIONS, RUN_OPTIONS, strict=True) if name not in left_out])
 
 
 def _decorator(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:

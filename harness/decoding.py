@@ -8,9 +8,10 @@ Both decode a batch of requests, often of one. A request leaves the batch when i
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,11 @@ class StepRecord:
     seconds: dict[str, float]
     predicted_overlap: float | None = None
     rows: int = 1
+
+
+Observer: TypeAlias = Callable[[DraftTree, ExpertSets | None, npt.NDArray[np.int64], TargetSession], None]
+"""Shown one request's step before it is verified: tree, expert sets, selected nodes; its time counts nowhere. It may
+run the target over the tree, and must leave the session as it was."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,9 @@ def decode_speculative(
     return decode_speculative_batch(target, method, [Stream(prompt, chooser, rule)])[0]
 
 
-def decode_speculative_batch(target: Target, method: Speculation, streams: Sequence[Stream]) -> list[Generation]:
+def decode_speculative_batch(
+    target: Target, method: Speculation, streams: Sequence[Stream], observe: Observer | None = None
+) -> list[Generation]:
     """Speculative decoding by one method; emits for every request what `decode_ar` emits for it.
 
     Raises:
@@ -252,6 +260,10 @@ def decode_speculative_batch(target: Target, method: Speculation, streams: Seque
             watch.mark("predict")
         selected = select_rows(method.policy, trees, experts, method.budget)
         watch.mark("select")
+        if observe is not None:
+            with watch.excluded():
+                for row, (tree, nodes) in enumerate(zip(trees, selected, strict=True)):
+                    observe(tree, None if experts is None else experts[row], nodes, session.sessions[row])
         step = session.verify(trees, selected)
         watch.mark("verify")
         parts, kept, blocks = step.parts(), [], []

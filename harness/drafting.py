@@ -79,12 +79,15 @@ class DrafterSession:
         return self._cosines[:, positions], self._sines[:, positions]
 
     @torch.inference_mode()
-    def extend(self, tokens: Sequence[int], features: Tensor) -> None:
+    def extend(self, tokens: Sequence[int], features: Tensor) -> Tensor:
         """Add committed entries.
 
         Args:
             tokens: n ids; the i-th *follows* the token of the i-th state. The last is the bonus token.
             features: [n, 3·Ht], the target's three states of the tokens before them.
+
+        Returns:
+            The head's states [n, H] of these tokens; the last is the root's.
         """
         device = self.embedding.device
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=device)
@@ -93,9 +96,10 @@ class DrafterSession:
         if n > 1 and base:
             mask = torch.ones(n, base + n, dtype=torch.bool, device=device).tril(base)[None, None]
         hidden = self.head.fc(features)[None]
-        states = self.head(self.embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)
+        states: Tensor = self.head(self.embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)[0]
         self.cache.advance(n)
-        self.root_state = states[0, -1:]
+        self.root_state = states[-1:]
+        return states
 
     @torch.inference_mode()
     def draft(self, bonus: int, steps: int, top_k: int) -> DraftTree:
