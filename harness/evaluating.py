@@ -42,7 +42,6 @@ from ecospec.predictors.asking import bind
 from ecospec.predictors.placing import place
 from ecospec.predictors.traces import TracedText, open_trace
 
-
 TREES = 8
 
 

@@ -91,19 +91,18 @@ def train_predictor(
         judged[:, :judged_from] = False
         return Batch(ids, every, routing, judged.flatten(), learner.context(ids, lambda: features))
 
-    def batch(step: int) -> Batch:
+    def windows_of(step: int) -> npt.NDArray[np.int64]:
         windows = corpus.windows(count, window, seed=recipe.seed, step=step)
         if own is not None:
             rng = np.random.default_rng((recipe.seed, step, 1))
             taken = rng.choice(len(own), size=round(count * recipe.own_share))
             windows[: len(taken)] = own[taken]
-        return batch_of(windows)
+        return windows
 
-    def note(seen: Batch) -> None:
+    def note(windows: npt.NDArray[np.int64], routing: Tensor) -> None:
         nonlocal counted
-        flat = seen.ids.flatten().cpu().numpy()
-        for layer, chosen in enumerate(seen.routing.cpu().numpy()):
-            np.add.at(counts[:, layer], (flat[:, None], chosen), 1)
+        for layer, chosen in enumerate(routing.cpu().numpy()):
+            np.add.at(counts[:, layer], (windows.flatten()[:, None], chosen), 1)
         counted += 1
 
     own = None
@@ -116,9 +115,10 @@ def train_predictor(
         held_out = batch_of(corpus.held_out_windows(16, window))
 
     def loss(step: int, progress: float) -> tuple[Tensor, Mapping[str, float]]:
-        seen = batch(step)
+        windows = windows_of(step)
+        seen = batch_of(windows)
         if step < recipe.table_batches:
-            note(seen)
+            note(windows, seen.routing)
         views = learner.views(seen)
         value = training_loss(views)
         return value, {"loss": float(value.detach()), "overlap": fmean(overlap(view) for view in views)}
@@ -130,7 +130,10 @@ def train_predictor(
     loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(learner.module, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
-        note(batch(step))
+        windows = windows_of(step)
+        routing = target.teach(torch.from_numpy(windows).to(device))[2]
+        assert routing is not None
+        note(windows, routing)
     learner.save(output / kind)
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
     shape_facts = {"kind": kind, **asdict(learner.shape)}

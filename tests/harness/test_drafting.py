@@ -239,3 +239,57 @@ def test_what_is_trained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             for k, state in enumerate(states_seen):
                 torch.testing.assert_close(unrolled[k][row, position + k], state, atol=1e-4, rtol=1e-4)
     assert (unrolled[1][0, 3] - unrolled[0][0, 3]).abs().max() > 0.1  # the steps do differ
+
+
+# --- the states that a predictor may read
+
+
+@pytest.mark.parametrize(("steps", "top_k"), [(1, 3), (2, 4), (3, 2), (4, 3), (5, 1)])
+def test_every_node_has_its_own_state_or_its_parents(steps: int, top_k: int) -> None:
+    setting = Setting()
+    session = setting.session()
+    tree = session.draft(setting.following[-1], steps, top_k)
+    found = session.node_states(tree)
+    assert found.own.tolist() == [node == 0 or bool(tree.children[node]) for node in range(tree.size)]
+    for node in range(tree.size):
+        path = path_to(tree, node if found.own[node] else int(tree.parents[node]))
+        expected = setting.path_state([int(tree.tokens[n]) for n in path[1:]])
+        assert torch.allclose(found.states[node], expected, atol=1e-4), node
+
+
+def test_a_tree_of_the_root_alone_has_the_roots_state() -> None:
+    setting = Setting()
+    session = setting.session()
+    assert session.root_state is not None
+    found = session.node_states(session.draft(setting.following[-1], 0, 2))
+    assert found.own.tolist() == [True]
+    assert torch.equal(found.states, session.root_state)
+    with pytest.raises(RuntimeError, match="draft a tree"):
+        setting.session().node_states(DraftTree.chain(np.array([1]), np.ones(1)))
+
+
+def test_the_first_part_of_a_tree_has_the_states_of_the_whole() -> None:
+    """In a batch all trees grow as deep as the deepest; a node that is a leaf of the shallower part was expanded."""
+    setting = Setting()
+    session = setting.session()
+    bonus = setting.following[-1]
+    whole = session.draft(bonus, 3, 2)
+    expansion = session.expansion
+    assert expansion is not None
+    states = expansion.node_states(whole)
+    for steps in (0, 1, 2):
+        part = setting.session().draft(bonus, steps, 2)
+        found = expansion.node_states(part)
+        assert torch.equal(found.own, states.own[: part.size])
+        assert torch.equal(found.states, states.states[: part.size])
+
+
+def test_extending_gives_the_states_of_what_was_added() -> None:
+    setting = Setting()
+    session = DrafterSession(setting.head, setting.embedding, capacity=80)
+    first = session.extend(setting.following[:3], setting.features[:3])
+    rest = session.extend(setting.following[3:], setting.features[3:])
+    assert (first.shape, rest.shape) == ((3, HIDDEN), (COMMITTED - 3, HIDDEN))
+    assert torch.allclose(rest[-1], setting.path_state([]), atol=1e-5)
+    assert session.root_state is not None
+    assert torch.equal(session.root_state, rest[-1:])
