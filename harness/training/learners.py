@@ -38,7 +38,7 @@ class PredictorShape:
 class FeatureShape:
     """Rank of a MoE layer's head, and the draft steps after each of which the drafter's states are trained on."""
 
-    rank: int = 64
+    rank: int = 128
     draft_steps: int = 3
 
 
