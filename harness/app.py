@@ -315,3 +315,17 @@ def evaluate_command(
         console.print(table)
     if output is not None:
         write_json(found, output)
+
+
+def card_command(folder: Path | None) -> int:
+    """Say whether a bundle's card and recorded figures are what its files give; returns the exit code."""
+    quieten()
+    from ecospec.harness.bundle import CARD, check_card
+    from ecospec.harness.loading import embedded_folder
+
+    folder = embedded_folder() if folder is None else folder
+    wrong = check_card(folder)
+    for line in wrong:
+        print(line)
+    print(f"{folder / CARD}: {'does not agree' if wrong else 'agrees with its files and with accuracies measured now'}")
+    return EXIT_VIOLATED if wrong else 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ecospec.errors import UserError
+from ecospec.harness.card import card
+from ecospec.harness.config import RunConfig
 
 TARGET_FILES = (
     "config.json",
@@ -19,29 +23,40 @@ TARGET_FILES = (
     "tokenizer_config.json",
 )
 HEAD_FILES = ("config.json", "model.safetensors")
-RECORD = "training.json"
+RECORD, FACTS, CARD, TABLE = "training.json", "bundle.json", "CARD.md", "token-frequency"
+PROBLEMS, ANSWER_TOKENS, TREES = 4, 48, 8
+"""What accuracies are measured on: so many problems of each suite, so many tokens of each answer, so many decoded."""
+TOLERANCE = 0.01
+"""How far an accuracy on another machine may be from the recorded one; of a cost, its share."""
 
 
 def write_bundle(
-    target: Path, drafter: Path, predictor: Path, output: Path, *, widen: int, report: Path | None
+    target: Path, drafter: Path, predictors: Sequence[Path], output: Path, *, widen: int, report: Path | None
 ) -> None:
-    """Copy the three parts to ``output`` and write ``bundle.json`` and ``CARD.md``.
+    """Copy the parts to ``output``, measure the predictors there, and write ``bundle.json`` and ``CARD.md``.
 
     Args:
+        predictors: trainings of different kinds; the token-frequency table is that of the first.
         widen: the factor by which the target's experts are to be widened at load.
         report: ``report.json`` of a run with these parts, for the card's acceptance lengths.
 
     Raises:
-        UserError: a part lacks a file.
+        UserError: a part lacks a file, or two predictors are of one kind.
     """
+    kinds = {folder: _kind(folder) for folder in predictors}
+    if len(set(kinds.values())) < len(predictors):
+        raise UserError(
+            f"{len(predictors)} trained predictors of kinds {', '.join(kinds.values())}; expected one of each"
+        )
     plan = [(target / name, output / "target" / name) for name in TARGET_FILES]
     plan += [(drafter / name, output / "drafter" / name) for name in HEAD_FILES]
-    for kind in ("learned", "token-frequency"):
-        plan += [(predictor / kind / name, output / "predictor" / kind / name) for name in HEAD_FILES]
+    parts = [*kinds.items(), (predictors[0], TABLE)]
+    for folder, kind in parts:
+        plan += [(folder / kind / name, output / "predictor" / kind / name) for name in HEAD_FILES]
     missing = [source for source, _ in plan if not source.is_file()]
-    missing += [part / RECORD for part in (target, drafter, predictor) if not (part / RECORD).is_file()]
+    missing += [part / RECORD for part in (target, drafter) if not (part / RECORD).is_file()]
     if missing:
-        raise UserError(f"no file {missing[0]}; expected the output folders of the three train commands")
+        raise UserError(f"no file {missing[0]}; expected the output folders of the train commands")
     if widen < 1:
         raise UserError(f"--widen {widen}: expected an integer of at least 1")
     facts: dict[str, Any] = {
@@ -49,13 +64,15 @@ def write_bundle(
         "sha256": {path.relative_to(output).as_posix(): sha256(source) for source, path in plan},
         "bytes": sum(source.stat().st_size for source, _ in plan),
         "training": {
-            part: _read(folder / RECORD)
-            for part, folder in (("target", target), ("drafter", drafter), ("predictor", predictor))
+            "target": _read(target / RECORD),
+            "drafter": _read(drafter / RECORD),
+            **{f"predictor {kind}": _read(folder / RECORD) for folder, kind in kinds.items()},
         },
         "measured": None if report is None else measured(report),
+        "accuracy": None,
     }
     try:
-        text = card(facts)
+        card(facts)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"a {RECORD} is not what a train command writes (it lacks {error})") from error
     try:
@@ -64,8 +81,86 @@ def write_bundle(
             shutil.copyfile(source, destination)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be written ({error.strerror})") from error
-    (output / "bundle.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    (output / "CARD.md").write_text(text, encoding="utf-8")
+    facts["accuracy"] = measured_accuracy(output)
+    (output / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (output / CARD).write_text(card(facts), encoding="utf-8")
+
+
+def measured_accuracy(folder: Path) -> dict[str, Any]:
+    """How often a bundle's predictors are right: `evaluate` on what its target answers to the embedded samples.
+
+    A few problems of every suite; the same on every machine, up to float noise in the target's choices.
+    """
+    from ecospec.harness.evaluating import evaluate
+    from ecospec.harness.tracing import Tracer
+    from ecospec.suites import SUITES
+
+    kinds = sorted(path.name for path in (folder / "predictor").iterdir() if path.is_dir())
+    config = RunConfig(
+        suite="",
+        policy=("marginal-cost",),
+        predictor=tuple(f"{kind}:path={folder / 'predictor' / kind}" for kind in kinds),
+        target=str(folder / "target"),
+        drafter=str(folder / "drafter"),
+        data="embedded",
+        limit=PROBLEMS,
+        max_new_tokens=ANSWER_TOKENS,
+        batch_size=PROBLEMS,
+        device="cpu",
+    )
+    with TemporaryDirectory() as scratch:
+        trace = Path(scratch) / "trace"
+        Tracer(config, list(SUITES), None).collect(trace, lambda text: None)
+        found = evaluate(config, [trace], None, TREES).as_json()
+    return dict(zip(kinds, found.values(), strict=True))
+
+
+def check_card(folder: Path) -> list[str]:
+    """Make a bundle's card anew and compare: the page with its facts, and their accuracies with measured ones.
+
+    Returns:
+        What does not agree, a line each.
+
+    Raises:
+        UserError: there is no bundle.
+    """
+    facts = _read(folder / FACTS)
+    try:
+        page = card(facts)
+        files, recorded = facts["sha256"], facts["accuracy"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / FACTS}: not that of a bundle (it lacks {error})") from error
+    try:
+        wrong = [f"{name}: its hash is not the recorded one" for name in files if sha256(folder / name) != files[name]]
+        if (folder / CARD).read_text(encoding="utf-8") != page:
+            wrong.append(f"{CARD}: it is not the page of {FACTS}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder}: not a whole bundle ({error})") from error
+    before, now = dict(_figures(recorded)), dict(_figures(measured_accuracy(folder)))
+    for name in sorted(before.keys() | now.keys()):
+        a, b = before.get(name, math.nan), now.get(name, math.nan)
+        allowed = TOLERANCE * max(1.0, abs(a))
+        if not abs(a - b) <= allowed:
+            wrong.append(f"{name}: recorded {a:.4f}, measured {b:.4f}")
+    return wrong
+
+
+def _figures(found: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers in nested values, by their place."""
+    if isinstance(found, Mapping | list):
+        for key, value in found.items() if isinstance(found, Mapping) else enumerate(found):
+            yield from _figures(value, f"{name}.{key}".lstrip("."))
+    elif "tokens" not in name and "nodes" not in name:
+        yield name, float(found)
+
+
+def _kind(folder: Path) -> str:
+    """What kind of predictor a training made."""
+    record = _read(folder / RECORD)
+    try:
+        return str(record["shape"]["kind"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / RECORD}: not that of a predictor's training (it lacks {error})") from error
 
 
 def sha256(path: Path) -> str:
@@ -103,101 +198,3 @@ def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"method": row["label"], "alpha": row["acceptance_length"], "active_experts": row["active_experts"]}
         for row in report["rows"]
     ]
-
-
-UNSAID = ("step", "start")
-"""What a card does not repeat, or must not: a folder of the machine it was made on."""
-
-# Licence and origin of the corpus's sources, for the card.
-SOURCES = {
-    "gsm8k-train": ("MIT", "openai/grade-school-math, train split"),
-    "math-test": ("MIT", "hendrycks/math, test split without MATH-500"),
-    "aqua-test": ("Apache-2.0", "google-deepmind/AQuA, test split"),
-    "svamp": ("MIT", "SVAMP"),
-    "mbpp": ("CC-BY-4.0", "google-research MBPP"),
-    "cpython-3.11": ("PSF-2.0", "Python 3.11 standard library"),
-    "mmlu-stem": ("MIT", "hendrycks/test MMLU, STEM questions"),
-    "openbookqa-train": ("Apache-2.0", "OpenBookQA, train split"),
-    "self-instruct": ("Apache-2.0", "yizhongw/self-instruct, seed and user-oriented tasks"),
-    "oasst-en100": ("Apache-2.0", "LAION-AI/Open-Assistant, en_100_tree"),
-    "oasst-seed": ("Apache-2.0", "LAION-AI/Open-Assistant, seed data"),
-    "t0-qasc": ("CC-BY-4.0", "QASC, Allen Institute for AI"),
-    "t0-quartz": ("CC-BY-4.0", "QuaRTz, Allen Institute for AI"),
-    "t0-ropes": ("CC-BY-4.0", "ROPES, Allen Institute for AI"),
-    "t0-quoref": ("CC-BY-4.0", "Quoref, Allen Institute for AI"),
-    "t0-commongen": ("MIT", "CommonGen"),
-    "t0-commonsenseqa": ("MIT", "CommonsenseQA"),
-}
-
-
-def card(facts: Mapping[str, Any]) -> str:
-    """The card as Markdown."""
-    lines = [
-        "# The embedded model",
-        "",
-        "A small Mixture-of-Experts target, an EAGLE-3 drafter and two expert predictors, for running the",
-        "bench on a CPU. They are test equipment: the target's text reads like worked problems and its",
-        "answers are mostly wrong.",
-        "",
-        f"At load the target's routed experts are widened ×{facts['widen']} without changing the function",
-        "(each inner neuron repeated, its down-projection column divided), so that reading experts",
-        "takes most of a verification pass. It is not bound by bandwidth: see the share of copy bandwidth in a report.",
-        "",
-        f"All files together: {facts['bytes'] / 2**20:.1f} MiB.",
-        "",
-    ]
-    for part, record in facts["training"].items():
-        made = "Made by (of a run that was resumed, the values are those of its last leg):"
-        lines += [f"## {part.capitalize()}", "", made, "", f"    {command(part, record)}", ""]
-        if "started_from" in record:
-            earlier = record["started_from"]
-            lines += [f"START, after {earlier['figures']['steps']} steps:", "", f"    {command(part, earlier)}", ""]
-        lines += ["| figure | value |", "|---|---|"]
-        for group in ("shape", "recipe", "figures"):
-            lines += [f"| {name} | {_shown(value)} |" for name, value in record[group].items() if name not in UNSAID]
-        lines.append("")
-    if facts["measured"]:
-        lines += ["## Measured", "", "| method | α | E |", "|---|---|---|"]
-        lines += [
-            f"| {m['method']} | {_shown(m['alpha'])} | {_shown(m['active_experts'])} |" for m in facts["measured"]
-        ]
-        lines.append("")
-    tokens = facts["training"]["target"]["train_tokens_by_source"]
-    lines += ["## Text", "", "| source | licence | tokens in the stream | origin |", "|---|---|---|---|"]
-    for name, count in sorted(tokens.items(), key=lambda item: -item[1]):
-        licence, origin = SOURCES.get(name, ("see the corpus", name))
-        lines.append(f"| {name} | {licence} | {count:,} | {origin} |")
-    lines += [
-        "",
-        f"SHA-256 of the corpus file: `{facts['training']['target']['corpus_sha256']}`. Test questions of the",
-        "suites were removed from it. MATH test, MBPP, MMLU, AQuA and SVAMP are other people's evaluation",
-        "sets: do not score this model on them.",
-        "",
-        "## Files",
-        "",
-        "| file | SHA-256 |",
-        "|---|---|",
-    ]
-    lines += [f"| {name} | `{digest}` |" for name, digest in facts["sha256"].items()]
-    return "\n".join(lines) + "\n"
-
-
-def command(part: str, record: Mapping[str, Any]) -> str:
-    """The command line that a training record came from."""
-    recipe = record["recipe"]
-    words = ["ecospec-bench train", part]
-    if part != "target":
-        words.append("--target TARGET")
-    words.append(f"--corpus CORPUS --output OUTPUT --steps {recipe['steps']}")
-    if recipe["seconds"]:
-        words.append(f"--seconds {recipe['seconds']:g}")
-    words.append(f"--learning-rate {recipe['learning_rate']:g} --seed {recipe['seed']}")
-    if recipe.get("own_text"):
-        words.append(f"--own-text {recipe['own_text']}")
-    if recipe.get("start"):
-        words.append("--start START")
-    return " ".join(words)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value}"

@@ -189,15 +189,34 @@ def _train(kind: str, options: dict[str, Any]) -> None:
 
 
 @cli.command()
-@click.argument("parts", nargs=3, type=click.Path(path_type=Path), metavar="TARGET DRAFTER PREDICTOR")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("drafter", type=click.Path(path_type=Path))
+@click.argument("predictors", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PREDICTOR...")
 @option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @option("--widen", type=int, required=True, help="Widening factor to load the target with.")
 @option("--report", type=click.Path(path_type=Path), help="report.json of a run with them, for the card.")
-def bundle(parts: tuple[Path, Path, Path], output: Path, widen: int, report: Path | None) -> None:
-    """Pack a trained target, drafter and predictor into one folder with its card."""
+def bundle(
+    target: Path, drafter: Path, predictors: tuple[Path, ...], output: Path, widen: int, report: Path | None
+) -> None:
+    """Pack a trained target, drafter and predictors into one folder with its card."""
+    from ecospec.harness.app import quieten
     from ecospec.harness.bundle import write_bundle
 
-    write_bundle(*parts, output, widen=widen, report=report)
+    quieten()
+    write_bundle(target, drafter, predictors, output, widen=widen, report=report)
+
+
+@cli.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.pass_context
+def card(ctx: click.Context, folder: Path | None) -> None:
+    """Make a bundle's card anew, measure its predictors' accuracy again, and say what does not agree.
+
+    FOLDER is what bundle has written; by default the embedded model.
+    """
+    from ecospec.harness.app import card_command
+
+    ctx.exit(card_command(folder))
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ecospec.harness.bundle import card, sha256
+from ecospec.harness.bundle import sha256
+from ecospec.harness.card import card
 from ecospec.harness.experts import widen_experts
 from ecospec.harness.loading import embedded_facts, embedded_folder, load_target
 from ecospec.harness.records import read_records
