@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -15,6 +17,8 @@ from torch import Tensor
 from ecospec.errors import UserError
 from ecospec.predictors.contract import TargetView
 
+logger = logging.getLogger("ecospec")
+HASHED_ROWS = 4096
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -29,6 +33,23 @@ def target_geometry(target: TargetView) -> dict[str, int]:
     }
 
 
+def target_facts(target: TargetView) -> dict[str, Any]:
+    """What is written down of the target that something is made from: its geometry, and a hash of its embedding."""
+    return {**target_geometry(target), "embedding_sha256": embedding_hash(target)}
+
+
+def embedding_hash(target: TargetView) -> str | None:
+    """SHA-256 of up to 4096 evenly spaced rows of the embedding, rounded to bfloat16 as checkpoints hold it.
+
+    It tells targets of one geometry apart, in whatever dtype they are loaded. None where there is no embedding.
+    """
+    if target.embedding is None:
+        return None
+    step = max(1, -(-len(target.embedding) // HASHED_ROWS))
+    rows: Tensor = target.embedding[::step].detach().to(torch.bfloat16).contiguous().cpu()
+    return hashlib.sha256(rows.view(torch.int16).numpy().tobytes()).hexdigest()
+
+
 def save_predictor(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a predictor folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +59,8 @@ def save_predictor(folder: Path, config: Mapping[str, Any], tensors: Mapping[str
 
 def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A predictor folder's config and tensors, checked against the target.
+
+    One that was trained beside a target of this geometry with another embedding is read, with a warning.
 
     Raises:
         UserError: a file is missing or unreadable, the kind is another, or the geometry differs.
@@ -54,10 +77,16 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
     if found != kind:
         raise UserError(f"predictor {folder}: it is of kind {found!r}, expected {kind!r}")
     trained = config.get("target")
+    trained = trained if isinstance(trained, dict) else {}
     for name, expected in target_geometry(target).items():
-        found = trained.get(name) if isinstance(trained, dict) else None
+        found = trained.get(name)
         if found != expected:
             raise UserError(f"predictor {folder}: trained for {name} = {found}, but the target has {expected}")
+    made_with, found = trained.get("embedding_sha256"), embedding_hash(target)
+    if made_with is not None and found is not None and made_with != found:
+        logger.warning(
+            "predictor %s: trained beside a target with another embedding; it may be right less often", folder
+        )
     return config, tensors
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.policies import DraftTree
-from ecospec.predictors.checkpoint import read_predictor, save_predictor, target_geometry
+from ecospec.predictors.checkpoint import read_predictor, save_predictor, target_facts
 from ecospec.predictors.contract import BoundPredictor, PredictionRequest, PredictorSession, Routing, TargetView
 
 KIND = "token-frequency"
@@ -36,7 +36,7 @@ def build_table(counts: npt.NDArray[np.int64], top_k: int) -> npt.NDArray[np.int
 
 def save_table(folder: Path, table: npt.NDArray[np.int64], target: TargetView) -> None:
     """Write a table [V, L, K] as a predictor folder."""
-    config = {"kind": KIND, "target": target_geometry(target)}
+    config = {"kind": KIND, "target": target_facts(target)}
     save_predictor(folder, config, {"top_experts": torch.from_numpy(table).to(torch.int16)})
 
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from ecospec.errors import UserError
-from ecospec.predictors.checkpoint import target_geometry
+from ecospec.predictors.checkpoint import target_facts
 from ecospec.predictors.contract import TargetView
 
 SCHEMA = 1
@@ -81,7 +81,7 @@ class TraceWriter:
         self.folder = folder
         self._dtype = expert_dtype(target.experts)
         self._pending: list[TracedText] = []
-        manifest = {"kind": "ecospec trace", "schema": SCHEMA, "target": target_geometry(target), **facts}
+        manifest = {"kind": "ecospec trace", "schema": SCHEMA, "target": target_facts(target), **facts}
         if resume:
             found = read_manifest(folder)
             different = [key for key in manifest.keys() | found.keys() if manifest.get(key) != found.get(key)]
@@ -190,7 +190,7 @@ def open_trace(folder: Path, target: TargetView) -> Trace:
     """
     manifest = read_manifest(folder)
     recorded = manifest["target"]
-    for name, expected in target_geometry(target).items():
+    for name, expected in target_facts(target).items():
         if recorded.get(name) != expected:
             raise UserError(f"trace {folder}: made from a target with {name} = {recorded.get(name)}, not {expected}")
     shards = read_index(folder)

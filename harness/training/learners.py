@@ -21,7 +21,7 @@ from ecospec.harness.preparing import load_head
 from ecospec.harness.target import Target
 from ecospec.harness.training.drafter import unrolled_states
 from ecospec.predictors import feature, learned
-from ecospec.predictors.checkpoint import save_predictor, target_geometry
+from ecospec.predictors.checkpoint import save_predictor, target_facts
 from ecospec.predictors.contract import DrafterView, TargetView
 
 
@@ -129,7 +129,12 @@ class LearnedLearner(Learner):
     def save(self, folder: Path) -> None:
         """Write the predictor's folder."""
         assert isinstance(self.module, learned.ExpertPredictor)
-        config = {"kind": self.kind, "target": target_geometry(self._view), "backbone": self._backbone}
+        config = {
+            "kind": self.kind,
+            "target": target_facts(self._view),
+            "embedding_source": "target",
+            "backbone": self._backbone,
+        }
         save_predictor(folder, config, learned.saved_tensors(self.module))
 
 
@@ -193,7 +198,8 @@ class FeatureLearner(Learner):
         """Write the predictor's folder."""
         config = {
             "kind": self.kind,
-            "target": target_geometry(self._view),
+            "target": target_facts(self._view),
+            "embedding_source": "target",
             "drafter": feature.drafter_facts(self._drafter),
             "rank": self.shape.rank,
         }

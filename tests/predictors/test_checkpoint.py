@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from ecospec.errors import UserError
-from ecospec.predictors.checkpoint import read_predictor, save_predictor, target_geometry
+from ecospec.predictors.checkpoint import (
+    check_tensors,
+    embedding_hash,
+    read_predictor,
+    save_predictor,
+    target_facts,
+    target_geometry,
+    weights_hash,
+)
 from ecospec.predictors.contract import TargetView
 
 TARGET = TargetView(moe_layers=3, experts=8, top_k=2, vocab_size=64, hidden_size=32, embedding=torch.zeros(64, 32))
@@ -74,3 +82,57 @@ def test_another_geometry_is_refused(folder: Path, name: str) -> None:
 def test_a_folder_without_a_geometry_is_refused(folder: Path, target: object) -> None:
     (folder / "config.json").write_text(json.dumps({"kind": "mine", "target": target}))
     assert refusal(folder) == "trained for moe_layers = None, but the target has 3"
+
+
+def view_with(embedding: torch.Tensor) -> TargetView:
+    return replace(TARGET, embedding=embedding)
+
+
+def test_targets_of_one_geometry_are_told_apart_by_their_embeddings() -> None:
+    """Whatever the dtype: float32 rounds to the same bfloat16; past 4096 rows evenly spaced ones are looked at."""
+    torch.manual_seed(0)
+    weights = torch.randn(10_000, 4).bfloat16()
+    found = embedding_hash(view_with(weights))
+    assert found == embedding_hash(view_with(weights.float()))
+    changed = weights.clone()
+    changed[9_999] += 1  # every third row: 0, 3, ..., 9999
+    assert embedding_hash(view_with(changed)) != found
+    assert embedding_hash(view_with(weights[:64])) != found
+    assert embedding_hash(replace(TARGET, embedding=None)) is None
+
+
+def test_a_predictor_of_another_targets_embedding_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_predictor(tmp_path / "p", {"kind": "mine", "target": target_facts(TARGET)}, {"w": torch.zeros(1)})
+    read_predictor(tmp_path / "p", "mine", TARGET)
+    read_predictor(tmp_path / "p", "mine", replace(TARGET, embedding=None))
+    assert not caplog.records
+    read_predictor(tmp_path / "p", "mine", view_with(torch.ones(64, 32)))
+    (record,) = caplog.records
+    assert "another embedding" in record.getMessage()
+
+
+def test_tensors_are_compared_by_name_and_shape(tmp_path: Path) -> None:
+    model = {"a": torch.zeros(2), "b": torch.zeros(())}
+    check_tensors(tmp_path, dict(model), model)
+    for given, said in (
+        ({"a": torch.zeros(2)}, "tensor b has shape nothing, expected ()"),
+        ({**model, "c": torch.zeros(1)}, "tensor c has shape (1,), expected no such tensor"),
+        ({**model, "b": torch.zeros(1)}, "tensor b has shape (1,), expected ()"),
+    ):
+        with pytest.raises(UserError) as caught:
+            check_tensors(tmp_path, given, model)
+        assert said in str(caught.value)
+
+
+def test_the_hash_of_weights_is_of_their_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    found = weights_hash(tmp_path)
+    (tmp_path / "training.json").write_bytes(b"{}")
+    assert weights_hash(tmp_path) == found
+    (tmp_path / "more.bin").write_bytes(b"two")
+    assert weights_hash(tmp_path) != found
+    (tmp_path / "more.bin").unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert weights_hash(tmp_path) != found

@@ -188,5 +188,12 @@ def test_a_text_has_a_routing_for_each_token_and_no_longer_prompt(tokens: list[i
 def test_the_manifest_ties_a_trace_to_its_target(tmp_path: Path) -> None:
     write(tmp_path / "trace", texts(1))
     manifest = json.loads((tmp_path / "trace" / "manifest.json").read_text(encoding="utf-8"))
+    assert len(manifest["target"].pop("embedding_sha256")) == 64
     assert manifest["target"] == {"moe_layers": 3, "experts": 8, "top_k": 2, "vocab_size": 64, "hidden_size": 4}
     assert manifest["seed"] == 0
+
+
+def test_a_trace_of_a_target_with_the_same_sizes_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "trace", texts(2))
+    with pytest.raises(UserError, match="made from a target with embedding_sha256"):
+        open_trace(tmp_path / "trace", replace(VIEW, embedding=torch.ones(64, 4)))
