@@ -149,6 +149,12 @@ def train_drafter(**options: Any) -> None:
     type=click.Path(path_type=Path),
     help="Trace of that target to train on, in place of a corpus; repeat it for several.",
 )
+@option(
+    "--backbone",
+    help="Pretrained causal LM to start from, folder or hub name; the learning rate is then 1e-5 where none is given.  "
+    "[default: a fresh small one, at 2e-3]",
+    show_default=False,
+)
 @option("--epochs", type=int, help="With --trace: most passes over its texts.  [default: 100]", show_default=False)
 @option("--batch-size", type=int, help="With --trace: texts in a batch.  [default: 16]", show_default=False)
 @option(

@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from ecospec.harness.loading import load_target, target_view
+from ecospec.harness.target import Geometry
 from ecospec.harness.training.corpus import build_corpus
 from ecospec.harness.training.target import write_training_record
-from ecospec.predictors.checkpoint import save_predictor, target_geometry
-from ecospec.predictors.learned import (
-    KIND,
-    ExpertPredictor,
-    backbone_config,
-    routing_loss,
-    saved_tensors,
-    topk_overlap,
-)
+from ecospec.predictors.backbone import backbone_config, load_pretrained
+from ecospec.predictors.learned import ExpertPredictor, routing_loss, save_learned, topk_overlap
 from ecospec.predictors.token_frequency import build_table, save_table
 from ecospec.predictors.training import LoopConfig, train
 
@@ -36,17 +30,55 @@ class PredictorShape:
     heads: int = 4
 
 
+FRESH_RATE, PRETRAINED_RATE = 2e-3, 1e-5
+"""Peak learning rates; that of a pretrained backbone is the paper's."""
+
+
 @dataclass(frozen=True)
 class PredictorRecipe:
-    """``table_batches`` batches are counted for the token-frequency table."""
+    """``table_batches`` batches are counted for the token-frequency table.
+
+    ``backbone`` names a pretrained causal LM to start from, by its folder or on the hub; without it the backbone is
+    a fresh one. The learning rate follows from that where none is given.
+    """
 
     steps: int = 800
     seconds: float = 0.0
-    learning_rate: float = 2e-3
+    learning_rate: float | None = None
     tokens_per_batch: int = 4096
     window: int = 512
     table_batches: int = 250
     seed: int = 2
+    backbone: str | None = None
+
+
+def build_predictor(geometry: Geometry, shape: PredictorShape, backbone: str | None) -> ExpertPredictor:
+    """A predictor to train, with random weights or, where one is named, around a pretrained backbone.
+
+    Raises:
+        UserError: the one that is named cannot be a backbone.
+    """
+    sizes = (geometry.hidden_size, geometry.moe_layers, geometry.experts)
+    if backbone is not None:
+        return ExpertPredictor(*sizes, load_pretrained(backbone, geometry.context))
+    return ExpertPredictor(*sizes, backbone_config(shape.width, shape.layers, shape.heads, geometry.context))
+
+
+def peak_rate(learning_rate: float | None, backbone: str | None) -> float:
+    """The learning rate that is given, else the recipe's for such a backbone."""
+    if learning_rate is not None:
+        return learning_rate
+    return FRESH_RATE if backbone is None else PRETRAINED_RATE
+
+
+def told(recipe: Any, model: ExpertPredictor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shape and recipe for a training's record: what was in effect, and no folder of the machine it was made on."""
+    config = model.backbone.config
+    shape = PredictorShape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
+    rate, name = peak_rate(recipe.learning_rate, recipe.backbone), recipe.backbone
+    if name is not None and Path(name).exists():
+        name = Path(name).resolve().name
+    return asdict(shape), {**asdict(recipe), "learning_rate": rate, "backbone": name}
 
 
 def train_predictor(
@@ -66,16 +98,16 @@ def train_predictor(
     target, geometry = loaded.target, loaded.target.geometry
     view = target_view(target)
     corpus = build_corpus(corpus_path, loaded.tokenizer, piece=geometry.context, seed=0)
-    backbone = backbone_config(shape.width, shape.layers, shape.heads, geometry.context)
-    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone).to(device)
+    model = build_predictor(geometry, shape, recipe.backbone).to(device)
     embedding = target.embedding.float()
-    held_out = torch.from_numpy(corpus.held_out_windows(16, min(recipe.window, geometry.context))).to(device)
-    count = max(1, recipe.tokens_per_batch // recipe.window)
+    window = min(recipe.window, geometry.context, model.reach)
+    held_out = torch.from_numpy(corpus.held_out_windows(16, window)).to(device)
+    count = max(1, recipe.tokens_per_batch // window)
     counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
     counted = 0
 
     def batch(step: int) -> Tensor:
-        windows = corpus.windows(count, recipe.window, seed=recipe.seed, step=step)
+        windows = corpus.windows(count, window, seed=recipe.seed, step=step)
         return torch.from_numpy(windows).to(device)
 
     def routing_of(ids: Tensor) -> Tensor:
@@ -117,13 +149,13 @@ def train_predictor(
             "held_out_overlap_token_frequency": float(hits.float().mean()),
         }
 
-    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
+    rate = peak_rate(recipe.learning_rate, recipe.backbone)
+    loop = LoopConfig(steps=recipe.steps, learning_rate=rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
         ids = batch(step)
         note(ids, routing_of(ids))
-    config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
-    save_predictor(output / "learned", config, saved_tensors(model))
+    save_learned(output / "learned", model, view)
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
-    write_training_record(output, "predictor", asdict(shape), asdict(recipe), figures, corpus)
+    write_training_record(output, "predictor", *told(recipe, model), figures, corpus)
     return figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.loading import load_target, target_view
-from ecospec.harness.training.predictor import PredictorShape
+from ecospec.harness.training.predictor import PredictorShape, build_predictor, peak_rate, told
 from ecospec.harness.training.target import write_record
-from ecospec.predictors.checkpoint import save_predictor, target_geometry
 from ecospec.predictors.contract import TargetView
-from ecospec.predictors.learned import KIND, ExpertPredictor, backbone_config, routing_loss, saved_tensors
+from ecospec.predictors.learned import routing_loss, save_learned
 from ecospec.predictors.token_frequency import build_table, save_table
 from ecospec.predictors.traces import Trace, TracedText, open_trace
 from ecospec.predictors.training import LoopConfig, train
@@ -28,18 +27,20 @@ from ecospec.predictors.training import LoopConfig, train
 class TracedRecipe:
     """The paper's: batches of 16 texts, at most 100 epochs, a fifth of the texts held out.
 
-    The learning rate is that of a fresh backbone. ``patience`` is in epochs without a better held-out overlap,
-    ``window`` the most tokens of a sample; a longer text gives several, all on the same side of the split.
+    ``backbone`` and the learning rate are as in `PredictorRecipe`. ``patience`` is in epochs without a better
+    held-out overlap, ``window`` the most tokens of a sample; a longer text gives several, all on the same side of
+    the split.
     """
 
     epochs: int = 100
     batch_size: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float | None = None
     held_out_share: float = 0.2
     window: int = 512
     patience: int = 5
     seconds: float = 0.0
     seed: int = 2
+    backbone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,11 @@ def train_on_traces(
     traces = [open_trace(folder, view) for folder in folders]
     texts = [text for trace in traces for text in trace]
     training, held_out = split_texts(texts, recipe.held_out_share, recipe.seed)
-    window = min(recipe.window, geometry.context)
+    model = build_predictor(geometry, shape, recipe.backbone).to(device)
+    window = min(recipe.window, geometry.context, model.reach)
     seen, unseen = samples(training, window), samples(held_out, window)
     counts = count_experts(training, view)
     table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
-    backbone = backbone_config(shape.width, shape.layers, shape.heads, geometry.context)
-    model = ExpertPredictor(geometry.hidden_size, geometry.moe_layers, geometry.experts, backbone).to(device)
     embedding = loaded.target.embedding.float()
     per_epoch = len(epoch_batches(len(seen), recipe.batch_size, recipe.seed, 0))
 
@@ -201,7 +201,7 @@ def train_on_traces(
 
     loop = LoopConfig(
         steps=recipe.epochs * per_epoch,
-        learning_rate=recipe.learning_rate,
+        learning_rate=peak_rate(recipe.learning_rate, recipe.backbone),
         seconds=recipe.seconds,
         weight_decay=0.0,
         evaluate_every=per_epoch,
@@ -210,8 +210,7 @@ def train_on_traces(
     figures = train(
         model, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor", keep_best="held_out_overlap"
     )
-    config = {"kind": KIND, "target": target_geometry(view), "backbone": backbone}
-    save_predictor(output / "learned", config, saved_tensors(model))
+    save_learned(output / "learned", model, view)
     save_table(output / "token-frequency", table.cpu().numpy(), view)
     facts = {
         "traces": [_facts(trace) for trace in traces],
@@ -220,7 +219,7 @@ def train_on_traces(
         "tokens": sum(len(text.tokens) for text in training),
         "tokens_held_out": sum(len(text.tokens) for text in held_out),
     }
-    write_record(output, "predictor", asdict(shape), asdict(recipe), figures, facts)
+    write_record(output, "predictor", *told(recipe, model), figures, facts)
     return figures
 
 
