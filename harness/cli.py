@@ -135,6 +135,13 @@ def train_target(**options: Any) -> None:
     help="Folder of a head to go on from, its vocabulary kept.",
     show_default=False,
 )
+@option(
+    "--patience",
+    type=int,
+    help="Evaluations, one every 50 steps, without a better share of right first guesses, after which to stop.  "
+    "[default: 8]",
+    show_default=False,
+)
 @train_options(steps=800)
 def train_drafter(**options: Any) -> None:
     """An EAGLE-3 head for a target, by training-time test over three steps."""

@@ -23,8 +23,8 @@ def check_training(options: dict[str, Any]) -> None:
     traces = options.get("trace", ())
     if "trace" in options and bool(traces) == (options["corpus"] is not None):
         raise UserError("train predictor takes either --trace, once or several times, or --corpus")
-    only = ("steps",) if traces else ("epochs", "batch_size", "patience")
-    for name in only:
+    elsewhere = ("steps",) if traces else ("epochs", "batch_size", "patience") if "trace" in options else ()
+    for name in elsewhere:
         if options.get(name) is not None:
             other = "--corpus" if traces else "--trace"
             raise UserError(
