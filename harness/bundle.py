@@ -43,6 +43,7 @@ def write_bundle(
     Raises:
         UserError: a part lacks a file, or two predictors are of one kind.
     """
+    seen = None if report is None else measured(report)
     kinds = {folder: _kind(folder) for folder in predictors}
     if len(set(kinds.values())) < len(predictors):
         raise UserError(
@@ -68,7 +69,7 @@ def write_bundle(
             "drafter": _read(drafter / RECORD),
             **{f"predictor {kind}": _read(folder / RECORD) for folder, kind in kinds.items()},
         },
-        "measured": None if report is None else measured(report),
+        "measured": seen,
         "accuracy": None,
     }
     try:

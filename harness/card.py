@@ -124,6 +124,10 @@ def command(part: str, record: Mapping[str, Any]) -> str:
         words.append(f"--own-text {recipe['own_text']}")
     if recipe.get("start"):
         words.append("--start START")
+    if recipe.get("patience"):
+        words.append(f"--patience {recipe['patience']}")
+    if recipe.get("backbone"):
+        words.append("--backbone BACKBONE")
     return " ".join(words)
 
 

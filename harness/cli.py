@@ -145,6 +145,13 @@ def train_target(**options: Any) -> None:
     help="Folder of a head to go on from, its vocabulary kept.",
     show_default=False,
 )
+@option(
+    "--patience",
+    type=int,
+    help="Evaluations, one every 50 steps, without a better share of right first guesses, after which to stop.  "
+    "[default: 8]",
+    show_default=False,
+)
 @train_options(steps=800)
 def train_drafter(**options: Any) -> None:
     """An EAGLE-3 head for a target, by training-time test over three steps."""
@@ -164,6 +171,12 @@ def train_drafter(**options: Any) -> None:
     multiple=True,
     type=click.Path(path_type=Path),
     help="Trace of that target to train on, in place of a corpus; repeat it for several.",
+)
+@option(
+    "--backbone",
+    help="Pretrained causal LM to start from, folder or hub name; the learning rate is then 1e-5 where none is given.  "
+    "[default: a fresh small one, at 2e-3]",
+    show_default=False,
 )
 @option("--epochs", type=int, help="With --trace: most passes over its texts.  [default: 100]", show_default=False)
 @option("--batch-size", type=int, help="With --trace: texts in a batch.  [default: 16]", show_default=False)

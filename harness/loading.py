@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
+from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
 
-# What transformers raises on files that are missing, corrupted, or describe no model.
-UNLOADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,7 +47,7 @@ def load_target(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_folder(name)
+    check_folder("target", name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -78,38 +65,13 @@ def load_target(
         ) from error
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what a missing file leaves
         raise UserError(f"target {name}: its tokenizer has no vocabulary; expected tokenizer files in the folder")
-    _check_complete(name, report)
+    check_complete("target", name, report)
     widen_experts(model, widen)
     try:
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
-
-
-def check_folder(name: str) -> None:
-    """Refuse a folder that is no checkpoint, and what looks like a folder and is none.
-
-    Raises:
-        UserError: there is no config.json, or a path that does not exist.
-    """
-    folder = Path(name)
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise UserError(f"target {name}: no config.json; expected a transformers checkpoint folder")
-    if not folder.exists() and (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
-        raise UserError(f"target {name}: no such folder; expected a transformers checkpoint folder or a hub name")
-
-
-def _check_complete(name: str, report: Mapping[str, Any]) -> None:
-    """Refuse what the library fills with random numbers: tensors that are missing or of another shape."""
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(
-            f"target {name}: the checkpoint lacks {missing[0]}, and {len(missing) - 1} more tensors; "
-            "expected all of the model's"
-        )
-    for tensor, found, expected in sorted(report["mismatched_keys"]):
-        raise UserError(f"target {name}: tensor {tensor} has shape {tuple(found)}, expected {tuple(expected)}")
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:

@@ -16,7 +16,6 @@ from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
-    check_folder,
     embedded_facts,
     embedded_folder,
     load_target,
@@ -29,6 +28,7 @@ from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.asking import bind
 from ecospec.predictors.contract import BoundPredictor, DrafterView, Predictor
 from ecospec.predictors.placing import place
+from ecospec.predictors.pretrained import check_folder
 from ecospec.suites import EMBEDDED, HUB
 
 MOST_THREADS = 1024
@@ -69,7 +69,7 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
     if config.target is not None:
         if drafter and config.drafter is None:
             raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
-        check_folder(config.target)
+        check_folder("target", config.target)
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
     if not config.policy:

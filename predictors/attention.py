@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ecospec.errors import UserError
 from ecospec.predictors.packing import PACKING, Packing
 
 ATTENTION = "ecospec_sdpa"
+_CHANGING = ("softcap", "s_aux", "position_bias")
+"""What a model may ask of an attention function that changes its numbers and is not done here."""
 
 
 def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
@@ -77,6 +80,9 @@ def _attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    for name in _CHANGING:
+        if kwargs.get(name) is not None:
+            raise UserError(f"{type(module).__name__} asks for attention with {name}, which is not supported")
     return grouped_sdpa(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.policies import DraftTree
-from ecospec.predictors.attention import ATTENTION
-from ecospec.predictors.checkpoint import read_predictor
+from ecospec.predictors.backbone import (
+    UnusableBackboneError,
+    build,
+    check_tree_passes,
+    describe,
+    embedding_name,
+    reach,
+    read_config,
+    states,
+)
+from ecospec.predictors.checkpoint import check_tensors, read_predictor, save_predictor, target_facts
 from ecospec.predictors.contract import (
     BoundPredictor,
     PredictionRequest,
@@ -27,37 +34,35 @@ from ecospec.predictors.contract import (
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.packing import PackedPass, SlotPool
 from ecospec.predictors.placing import place
+from ecospec.predictors.pretrained import UNLOADABLE
 
 KIND = "learned"
-
-
-def backbone_config(width: int, layers: int, heads: int, context: int) -> dict[str, Any]:
-    """A fresh small decoder-only backbone, as a LlamaConfig's arguments."""
-    return {
-        "vocab_size": 1,  # it is fed embeddings; its own table is one unused row
-        "hidden_size": width,
-        "intermediate_size": 3 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "max_position_embeddings": context,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
 
 
 class ExpertPredictor(nn.Module):
     """Maps target embeddings [B, n, Ht] to expert logits [B, n, L, E]."""
 
-    def __init__(self, hidden_size: int, moe_layers: int, experts: int, backbone: dict[str, Any]) -> None:
+    def __init__(
+        self, hidden_size: int, moe_layers: int, experts: int, backbone: Mapping[str, Any] | nn.Module
+    ) -> None:
+        """Put projection and head around a backbone.
+
+        Args:
+            backbone: the model itself, or the description of one to make with random weights; see `read_config`.
+        """
         super().__init__()
-        config = LlamaConfig(**backbone)
-        config._attn_implementation = ATTENTION
+        config: Any = backbone.config if isinstance(backbone, nn.Module) else read_config(backbone)
         self.moe_layers, self.experts = moe_layers, experts
+        self.layers, self.reach = int(config.num_hidden_layers), reach(config)
         self.projection = nn.Linear(hidden_size, config.hidden_size, bias=False)
-        self.backbone = LlamaModel(config)
+        self.backbone: Any = backbone if isinstance(backbone, nn.Module) else build(config)
         self.head = nn.Linear(config.hidden_size, moe_layers * experts, bias=False)
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module, but a backbone's dropout stays off: a resumed training could not repeat its noise."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
 
     def forward(
         self,
@@ -68,27 +73,9 @@ class ExpertPredictor(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, n, L, E] for tokens whose target embeddings are given."""
-        argument = {} if cache is None else {_cache_argument(self.backbone): cache}
-        states = self.backbone(
-            inputs_embeds=self.projection(embeddings),
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=cache is not None,
-            **argument,
-        ).last_hidden_state
-        logits: Tensor = self.head(states)
+        found = states(self.backbone, self.projection(embeddings), cache=cache, positions=positions, mask=mask)
+        logits: Tensor = self.head(found)
         return logits.view(*logits.shape[:-1], self.moe_layers, self.experts)
-
-
-def _cache_argument(model: nn.Module) -> str:
-    """transformers renamed ``past_key_values`` to ``cache``."""
-    name: str | None = getattr(model, "_ecospec_cache_argument", None)
-    if name is None:
-        import inspect
-
-        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        model._ecospec_cache_argument = name  # type: ignore[assignment]
-    return name
 
 
 def routing_loss(logits: Tensor, routing: Tensor) -> Tensor:
@@ -125,29 +112,40 @@ def load_learned(folder: Path, target: TargetView) -> BoundLearned:
     config, tensors = read_predictor(folder, KIND, target)
     try:
         model = ExpertPredictor(target.hidden_size, target.moe_layers, target.experts, config["backbone"])
-    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"predictor {folder}: its config describes no backbone ({reason})") from error
-    expected = {name: tuple(t.shape) for name, t in model.state_dict().items() if not _unused(name)}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    if found != expected:
-        name = sorted(set(found.items()) ^ set(expected.items()))[0][0]
-        raise UserError(
-            f"predictor {folder}: tensor {name} has shape {found.get(name, 'nothing')}, "
-            f"expected {expected.get(name, 'no such tensor')}"
-        )
-    model.load_state_dict(tensors, strict=False)  # the one tensor left out is named by _unused
+    except UnusableBackboneError as error:
+        raise UserError(f"predictor {folder}: its backbone cannot be used: {error}") from error
+    except UNLOADABLE as error:
+        raise UserError(f"predictor {folder}: its config describes no backbone ({one_line(error)})") from error
+    check_tensors(folder, tensors, used_tensors(model))
+    model.load_state_dict(tensors, strict=False)  # the one tensor left out is not used
+    try:
+        check_tree_passes(model.backbone)
+    except UnusableBackboneError as error:
+        raise UserError(f"predictor {folder}: its backbone cannot be used: {error}") from error
     weight: Tensor = target.embedding
     return BoundLearned(place(model, weight.device, weight.dtype), target)
 
 
-def _unused(name: str) -> bool:
-    return name == "backbone.embed_tokens.weight"
+def used_tensors(model: ExpertPredictor) -> dict[str, Tensor]:
+    """All tensors of a predictor but its backbone's own embedding table."""
+    unused = f"backbone.{embedding_name(model.backbone)}"
+    return {name: t for name, t in model.state_dict().items() if name != unused}
 
 
 def saved_tensors(model: ExpertPredictor, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """The tensors of a predictor's file."""
-    return {name: t.to(dtype) for name, t in model.state_dict().items() if not _unused(name)}
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in used_tensors(model).items()}
+
+
+def save_learned(folder: Path, model: ExpertPredictor, target: TargetView) -> None:
+    """Write a trained predictor, so that `load_learned` needs nothing but its folder."""
+    config = {
+        "kind": KIND,
+        "target": target_facts(target),
+        "embedding_source": "target",
+        "backbone": describe(model.backbone),
+    }
+    save_predictor(folder, config, saved_tensors(model))
 
 
 class BoundLearned(BoundPredictor):
@@ -175,8 +173,9 @@ class LearnedSession(PredictorSession):
         self, bound: BoundLearned, prompt: Sequence[int], capacity: int, cache: SlotCache | None = None
     ) -> None:
         self._model, self._target = bound.model, bound.target
-        self._cache = SlotCache(len(bound.model.backbone.layers), capacity) if cache is None else cache
+        self._cache = SlotCache(bound.model.layers, capacity) if cache is None else cache
         if prompt:
+            _check_reach(self._model, len(prompt))
             ids = torch.as_tensor(prompt, device=self._target.embedding.device)
             self._model(self._target.embedding[ids][None], cache=self._cache)
             self._cache.advance(len(prompt))
@@ -184,6 +183,7 @@ class LearnedSession(PredictorSession):
     @torch.inference_mode()
     def predict(self, tree: DraftTree) -> Routing:
         """Top-K experts [L, N, K]."""
+        _check_reach(self._model, self._cache.length + int(tree.depths.max()) + 1)
         device = self._target.embedding.device
         logits = self._model(  # torch.tensor copies: it warns of sharing a tree's read-only arrays
             self._target.embedding[torch.tensor(tree.tokens, device=device)][None],
@@ -203,7 +203,7 @@ class LearnedBatch(PredictorBatch):
 
     def __init__(self, bound: BoundLearned, prompts: Sequence[Sequence[int]], capacity: int) -> None:
         self._model, self._target = bound.model, bound.target
-        self._pool = SlotPool(len(bound.model.backbone.layers), capacity, len(prompts))
+        self._pool = SlotPool(bound.model.layers, capacity, len(prompts))
         self._sessions = [
             LearnedSession(bound, prompt, capacity, cache)
             for prompt, cache in zip(prompts, self._pool.caches, strict=True)
@@ -221,6 +221,7 @@ class LearnedBatch(PredictorBatch):
         packed = PackedPass(self._pool, counts, torch.from_numpy(seen).to(device))
         lengths = [cache.length for cache in self._pool.caches]
         depths = np.concatenate([tree.depths + length for tree, length in zip(trees, lengths, strict=True)])
+        _check_reach(self._model, int(depths.max()) + 1)
         tokens = np.concatenate([tree.tokens for tree in trees])
         logits = self._model(
             self._target.embedding[torch.from_numpy(tokens).to(device)][None],
@@ -239,6 +240,19 @@ class LearnedBatch(PredictorBatch):
         """Drop the request at ``index``."""
         del self._sessions[index]
         self._pool.leave(index)
+
+
+def _check_reach(model: ExpertPredictor, tokens: int) -> None:
+    """Refuse what a backbone has no positions for.
+
+    Raises:
+        UserError: a sequence of so many tokens is too long.
+    """
+    if tokens > model.reach:
+        raise UserError(
+            f"predictor {KIND!r}: its backbone reads at most {model.reach} tokens, and a prompt with its output has "
+            f"come to {tokens}; expected shorter ones, or a predictor trained on another --backbone"
+        )
 
 
 def top_experts(logits: Tensor, top_k: int) -> Routing:

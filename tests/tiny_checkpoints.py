@@ -13,8 +13,9 @@ from ecospec.harness.loading import target_view
 from ecospec.harness.target import Target
 from ecospec.harness.training.drafter import DrafterShape, draft_vocabulary, head_config, save_head
 from ecospec.harness.training.target import TargetShape, build_target, train_tokenizer
+from ecospec.predictors.backbone import backbone_config
 from ecospec.predictors.checkpoint import save_predictor, target_geometry
-from ecospec.predictors.learned import KIND, ExpertPredictor, backbone_config, saved_tensors
+from ecospec.predictors.learned import KIND, ExpertPredictor, saved_tensors
 from ecospec.predictors.token_frequency import build_table, save_table
 
 SHAPE = TargetShape(

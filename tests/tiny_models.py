@@ -31,8 +31,9 @@ from ecospec.harness.loading import target_view
 from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.harness.target import Target
 from ecospec.policies import DraftTree
+from ecospec.predictors.backbone import backbone_config
 from ecospec.predictors.contract import PredictionRequest
-from ecospec.predictors.learned import BoundLearned, ExpertPredictor, backbone_config
+from ecospec.predictors.learned import BoundLearned, ExpertPredictor
 
 torch.set_num_threads(1)
 

@@ -23,8 +23,8 @@ def check_training(options: dict[str, Any]) -> None:
     traces = options.get("trace", ())
     if "trace" in options and bool(traces) == (options["corpus"] is not None):
         raise UserError("train predictor takes either --trace, once or several times, or --corpus")
-    only = ("steps", "own_text") if traces else ("epochs", "batch_size", "patience")
-    for name in only:
+    elsewhere = ("steps", "own_text") if traces else ("epochs", "batch_size", "patience") if "trace" in options else ()
+    for name in elsewhere:
         if options.get(name):
             other = "--corpus" if traces else "--trace"
             raise UserError(
@@ -102,6 +102,8 @@ def _drafter_for(options: dict[str, Any]) -> Path | None:
     drafter: Path | None = options["drafter"]
     if options["kind"] != "feature" and drafter is not None:
         raise UserError(f"--drafter {drafter}: a {options['kind']} predictor reads none; it goes with --kind feature")
+    if options["kind"] == "feature" and options["backbone"] is not None:
+        raise UserError(f"--backbone {options['backbone']}: a feature predictor has none; it goes with --kind learned")
     if options["kind"] == "feature" and drafter is None and options["target"] is not None:
         raise UserError("--kind feature with a --target of your own; expected --drafter with the EAGLE-3 head for it")
     return drafter

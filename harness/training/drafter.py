@@ -46,6 +46,9 @@ class DrafterRecipe:
         own_text: windows of the target's own greedy text to train on as well (see `own_text`); 0 for none.
         own_share: share of a batch that comes from them.
         start: folder of a head to go on from, or empty; its vocabulary is kept.
+        evaluate_every: steps from one evaluation to the next.
+        patience: evaluations in a row without a better share of first guesses that are the target's, after which
+            to stop; 0 for never. Whenever it stops, the weights of the best evaluation are the ones kept.
     """
 
     steps: int = 800
@@ -59,6 +62,8 @@ class DrafterRecipe:
     own_text: int = 0
     own_share: float = 0.75
     start: str = ""
+    evaluate_every: int = 50
+    patience: int = 8
 
 
 def draft_vocabulary(counts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
@@ -184,8 +189,16 @@ def train_drafter(
             }
         return figures
 
-    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
-    figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter")
+    loop = LoopConfig(
+        steps=recipe.steps,
+        learning_rate=recipe.learning_rate,
+        seconds=recipe.seconds,
+        weight_decay=0.01,
+        evaluate_every=recipe.evaluate_every,
+        patience=recipe.patience,
+    )
+    judged_by = "held_out_top1_0" if own is None else "own_text_top1_0"  # what it will read at run time
+    figures = train(head, loss, loop, output, evaluate=evaluate, resume=resume, title="drafter", keep_best=judged_by)
     save_head(head, raw, vocabulary, geometry.vocab_size, output)
     told = {**asdict(recipe), "start": Path(recipe.start).name}
     write_training_record(output, "drafter", asdict(shape), told, figures, corpus, recipe.start)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,12 @@ from ecospec.harness.preparing import load_head
 from ecospec.harness.target import Target
 from ecospec.harness.training.drafter import unrolled_states
 from ecospec.predictors import feature, learned
+from ecospec.predictors.backbone import backbone_config, load_pretrained
 from ecospec.predictors.checkpoint import save_predictor, target_facts
 from ecospec.predictors.contract import DrafterView, TargetView
+
+FRESH_RATE, PRETRAINED_RATE = 2e-3, 1e-5
+"""Peak learning rates; that of a pretrained backbone is the paper's."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,12 @@ class Learner(ABC):
     Attributes:
         kind: its name; ``OUTPUT/kind`` is the folder it is saved in.
         module: what has the parameters.
-        shape: what was asked for.
+        shape: its sizes.
+        reach: the most tokens of a text that it can read.
     """
 
     kind: ClassVar[str]
+    reach: int
     module: nn.Module
     shape: PredictorShape | FeatureShape
 
@@ -107,18 +113,22 @@ class Learner(ABC):
 
 
 class LearnedLearner(Learner):
-    """The paper's predictor, with a fresh backbone."""
+    """The paper's predictor, with a fresh backbone or a pretrained one."""
 
     kind = learned.KIND
+    module: learned.ExpertPredictor
 
-    def __init__(self, target: Target, view: TargetView, shape: PredictorShape) -> None:
-        device = target.device
-        self.shape, self._view = shape, view
-        self._backbone = learned.backbone_config(shape.width, shape.layers, shape.heads, target.context)
-        self.module = learned.ExpertPredictor(view.hidden_size, view.moe_layers, view.experts, self._backbone).to(
-            device
-        )
-        self._embedding = target.embedding.float()
+    def __init__(self, target: Target, view: TargetView, shape: PredictorShape, backbone: str | None) -> None:
+        sizes = (view.hidden_size, view.moe_layers, view.experts)
+        if backbone is None:
+            made: Any = backbone_config(shape.width, shape.layers, shape.heads, target.context)
+        else:
+            made = load_pretrained(backbone, target.context)
+        self.module = learned.ExpertPredictor(*sizes, made).to(target.device)
+        config = self.module.backbone.config
+        self.shape = PredictorShape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
+        self.reach = self.module.reach
+        self._view, self._embedding = view, target.embedding.float()
 
     def views(self, batch: Batch) -> list[View]:
         """All real tokens."""
@@ -128,14 +138,7 @@ class LearnedLearner(Learner):
 
     def save(self, folder: Path) -> None:
         """Write the predictor's folder."""
-        assert isinstance(self.module, learned.ExpertPredictor)
-        config = {
-            "kind": self.kind,
-            "target": target_facts(self._view),
-            "embedding_source": "target",
-            "backbone": self._backbone,
-        }
-        save_predictor(folder, config, learned.saved_tensors(self.module))
+        learned.save_learned(folder, self.module, self._view)
 
 
 class FeatureLearner(Learner):
@@ -151,6 +154,7 @@ class FeatureLearner(Learner):
         self, target: Target, view: TargetView, head: Eagle3Head, drafter: DrafterView, shape: FeatureShape
     ) -> None:
         self.shape: FeatureShape = shape
+        self.reach = target.context
         self._view, self._drafter, self._head = view, drafter, head
         self._embedding = target.embedding.float()
         self.module = feature.FeaturePredictor(
@@ -204,6 +208,22 @@ class FeatureLearner(Learner):
             "rank": self.shape.rank,
         }
         save_predictor(folder, config, {k: t.to(torch.bfloat16) for k, t in self.module.state_dict().items()})
+
+
+def peak_rate(learning_rate: float | None, backbone: str | None) -> float:
+    """The learning rate that is given, else the recipe's for such a backbone."""
+    if learning_rate is not None:
+        return learning_rate
+    return FRESH_RATE if backbone is None else PRETRAINED_RATE
+
+
+def told(learner: Learner, recipe: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shape and recipe for a training's record: what was in effect, and no folder of the machine it was made on."""
+    rate, name = peak_rate(recipe.learning_rate, recipe.backbone), recipe.backbone
+    if name is not None and Path(name).exists():
+        name = Path(name).resolve().name
+    shape = {"kind": learner.kind, **asdict(learner.shape)}
+    return shape, {**asdict(recipe), "learning_rate": rate, "backbone": name}
 
 
 def training_loss(views: Sequence[View]) -> Tensor:
@@ -265,21 +285,28 @@ def _mixed_precision(like: Tensor) -> torch.autocast:
 
 
 def new_learner(
-    kind: str, target: Target, view: TargetView, *, drafter: Path | None, shape: PredictorShape | FeatureShape | None
+    kind: str,
+    target: Target,
+    view: TargetView,
+    *,
+    drafter: Path | None,
+    shape: PredictorShape | FeatureShape | None,
+    backbone: str | None = None,
 ) -> Learner:
     """A predictor with fresh weights.
 
     Args:
         kind: learned or feature.
         drafter: folder of the head whose states a feature predictor reads; None for the embedded one.
-        shape: of that kind, or None for the default.
+        shape: of that kind, or None for the default; a pretrained backbone has its own.
+        backbone: of a learned one, the pretrained causal LM to start from; None for a fresh one.
 
     Raises:
-        UserError: the drafter does not fit the target.
+        UserError: the drafter does not fit the target, or what is named cannot be a backbone.
     """
     if kind == learned.KIND:
         assert not isinstance(shape, FeatureShape)
-        return LearnedLearner(target, view, shape or PredictorShape())
+        return LearnedLearner(target, view, shape or PredictorShape(), backbone)
     assert not isinstance(shape, PredictorShape)
     folder = drafter or embedded_folder() / "drafter"
     head = load_head(folder, target).to(target.device)

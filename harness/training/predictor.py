@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,8 @@ from ecospec.harness.training.learners import (
     held_out_figures,
     new_learner,
     overlap,
+    peak_rate,
+    told,
     training_loss,
 )
 from ecospec.harness.training.own_text import own_text, real_tokens
@@ -39,17 +41,19 @@ class PredictorRecipe:
         own_text: windows of the target's own greedy text to train on as well (see `own_text`); 0 for none. With them
             the held-out overlap is over the part of eight such windows that the target wrote.
         own_share: share of a batch that comes from them.
+        learning_rate, backbone: see `TracedRecipe`.
     """
 
     steps: int = 800
     seconds: float = 0.0
-    learning_rate: float = 2e-3
+    learning_rate: float | None = None
     tokens_per_batch: int = 4096
     window: int = 512
     table_batches: int = 250
     seed: int = 2
     own_text: int = 0
     own_share: float = 0.75
+    backbone: str | None = None
 
 
 def train_predictor(
@@ -75,9 +79,9 @@ def train_predictor(
     loaded = load_target(str(target_path), dtype=torch.float32, device=device)
     target, geometry = loaded.target, loaded.target.geometry
     view = target_view(target)
-    learner = new_learner(kind, target, view, drafter=drafter, shape=shape)
+    learner = new_learner(kind, target, view, drafter=drafter, shape=shape, backbone=recipe.backbone)
     corpus = build_corpus(corpus_path, loaded.tokenizer, piece=geometry.context, seed=0)
-    window = min(recipe.window, geometry.context)
+    window = min(recipe.window, geometry.context, learner.reach)
     count = max(1, recipe.tokens_per_batch // window)
     counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
     counted = 0
@@ -127,7 +131,8 @@ def train_predictor(
         table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
         return held_out_figures(learner, [held_out], table)
 
-    loop = LoopConfig(steps=recipe.steps, learning_rate=recipe.learning_rate, seconds=recipe.seconds, weight_decay=0.01)
+    rate = peak_rate(recipe.learning_rate, recipe.backbone)
+    loop = LoopConfig(steps=recipe.steps, learning_rate=rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(learner.module, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
     for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
         windows = windows_of(step)
@@ -136,6 +141,5 @@ def train_predictor(
         note(windows, routing)
     learner.save(output / kind)
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
-    shape_facts = {"kind": kind, **asdict(learner.shape)}
-    write_training_record(output, "predictor", shape_facts, asdict(recipe), figures, corpus)
+    write_training_record(output, "predictor", *told(learner, recipe), figures, corpus)
     return figures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,8 @@ from ecospec.harness.training.learners import (
     held_out_figures,
     new_learner,
     overlap,
+    peak_rate,
+    told,
     training_loss,
 )
 from ecospec.harness.training.target import write_record
@@ -35,18 +37,21 @@ from ecospec.predictors.training import LoopConfig, refuse_another_run, train
 class TracedRecipe:
     """The paper's: batches of 16 texts, at most 100 epochs, a fifth of the texts held out.
 
-    The learning rate is that of a fresh backbone. ``patience`` is in epochs without a better held-out overlap,
-    ``window`` the most tokens of a sample; a longer text gives several, all on the same side of the split.
+    ``backbone`` names a pretrained causal LM to start a learned predictor from, by its folder or on the hub; without
+    it the backbone is a fresh one, and the learning rate, where none is given, follows from that. ``patience`` is in
+    epochs without a better held-out overlap, ``window`` the most tokens of a sample; a longer text gives several, all
+    on the same side of the split.
     """
 
     epochs: int = 100
     batch_size: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float | None = None
     held_out_share: float = 0.2
     window: int = 512
     patience: int = 5
     seconds: float = 0.0
     seed: int = 2
+    backbone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,11 +169,11 @@ def train_on_traces(
     loaded = load_target(str(target_path), dtype=torch.float32, device=device)
     target = loaded.target
     view, geometry = target_view(target), target.geometry
-    learner = new_learner(kind, target, view, drafter=drafter, shape=shape)
+    learner = new_learner(kind, target, view, drafter=drafter, shape=shape, backbone=recipe.backbone)
     traces = [open_trace(folder, view) for folder in folders]
     texts = [text for trace in traces for text in trace]
     training, held_out = split_texts(texts, recipe.held_out_share, recipe.seed)
-    window = min(recipe.window, geometry.context)
+    window = min(recipe.window, geometry.context, learner.reach)
 
     def context_of(text: TracedText) -> Tensor | None:
         ids = torch.from_numpy(text.tokens.astype(np.int64))[None].to(device)
@@ -197,7 +202,7 @@ def train_on_traces(
 
     loop = LoopConfig(
         steps=recipe.epochs * per_epoch,
-        learning_rate=recipe.learning_rate,
+        learning_rate=peak_rate(recipe.learning_rate, recipe.backbone),
         seconds=recipe.seconds,
         weight_decay=0.0,
         evaluate_every=per_epoch,
@@ -222,7 +227,7 @@ def train_on_traces(
         "tokens": sum(len(text.tokens) for text in training),
         "tokens_held_out": sum(len(text.tokens) for text in held_out),
     }
-    write_record(output, "predictor", {"kind": kind, **asdict(learner.shape)}, asdict(recipe), figures, facts)
+    write_record(output, "predictor", *told(learner, recipe), figures, facts)
     return figures
 
 

@@ -25,6 +25,7 @@ from tiny_models import (
 
 from ecospec.errors import UserError
 from ecospec.harness.loading import target_view
+from ecospec.predictors.backbone import backbone_config
 from ecospec.predictors.builtin import Learned
 from ecospec.predictors.checkpoint import save_predictor, target_geometry
 from ecospec.predictors.contract import TargetView
@@ -32,7 +33,6 @@ from ecospec.predictors.learned import (
     KIND,
     BoundLearned,
     LearnedSession,
-    backbone_config,
     load_learned,
     routing_loss,
     saved_tensors,
