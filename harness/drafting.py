@@ -42,7 +42,7 @@ class Expansion:
         # Only an expanded node has children.
         rows = np.where(own, rows, rows[tree.parents])
         device = self.states.device
-        return NodeStates(self.states[torch.from_numpy(rows).to(device)], torch.from_numpy(own).to(device))
+        return NodeStates(self.states, torch.from_numpy(rows).to(device), torch.from_numpy(own).to(device))
 
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]

@@ -116,7 +116,8 @@ def states_of_text(target: Target, head: Eagle3Head, text: TracedText, tree: Dra
     tokens = text.tokens.tolist()
     features = target.new_session(len(tokens)).prefill(tokens).features
     states = DrafterSession(head, target.embedding, len(tokens)).extend(tokens[1:], features[:-1])
-    return NodeStates(states[len(states) - tree.size :], torch.ones(tree.size, dtype=torch.bool, device=states.device))
+    rows = torch.arange(len(states) - tree.size, len(states), device=states.device)
+    return NodeStates(states, rows, torch.ones_like(rows, dtype=torch.bool))
 
 
 def tree_tables(found: Mapping[str, TreeAccuracy]) -> list[Table]:

@@ -60,12 +60,14 @@ class NodeStates:
     """The drafter's hidden states for the nodes of a draft tree.
 
     Attributes:
-        states: a tensor [N, H]: a node's own state where it was expanded, so that the drafter has one, else that of
-            its parent, from which it was drafted. The root has its own.
+        states: a tensor [M, H], those of the M nodes that were expanded; others have none.
+        rows: an int64 tensor [N], which of them belongs to each node: its own where it was expanded, else that of its
+            parent, from which it was drafted. The root has its own.
         own: a bool tensor [N], which of the two.
     """
 
     states: Any
+    rows: Any
     own: Any
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,26 +37,33 @@ KIND = "feature"
 
 
 class FeaturePredictor(nn.Module):
-    """Maps a node's drafter state [n, H] and target embedding [n, Ht] to expert logits [n, L, E].
+    """Maps drafter states and target embeddings to expert logits [n, L, E].
 
-    Layer l has a head of rank r: up_l · silu(down_l · x). x is the node's own state or, where it was not expanded,
-    its parent's in another place, and the embedding of its token, each divided by its root mean square.
+    Layer l has a head of rank r: up_l · silu(state_l · s + token_l · e) + bias_l. s is a node's own state or, where it
+    was not expanded, its parent's, by other weights, and e the embedding of its token, both divided by their root mean
+    square.
     """
 
     def __init__(self, hidden_size: int, drafter_size: int, moe_layers: int, experts: int, rank: int) -> None:
         super().__init__()
         self.rank, self.moe_layers = rank, moe_layers
-        self.down = nn.Linear(2 * drafter_size + hidden_size, moe_layers * rank, bias=False)
+        self.own = nn.Linear(drafter_size, moe_layers * rank, bias=False)
+        self.parent = nn.Linear(drafter_size, moe_layers * rank, bias=False)
+        self.token = nn.Linear(hidden_size, moe_layers * rank, bias=False)
         self.up = nn.Parameter(torch.empty(moe_layers, rank, experts))
         self.bias = nn.Parameter(torch.zeros(moe_layers, 1, experts))
         nn.init.normal_(self.up, std=rank**-0.5)
 
-    def forward(self, states: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
-        """Expert logits [n, L, E]; ``own`` is bool [n], as in `NodeStates`."""
+    def forward(self, states: Tensor, rows: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
+        """Expert logits [n, L, E].
+
+        Args:
+            states: [M, H]. rows, own: [n], as in `NodeStates`. embeddings: [n, Ht], of the nodes' tokens.
+        """
         scaled = F.rms_norm(states, states.shape[-1:])
-        places = own[:, None, None] == torch.tensor([[True], [False]], device=own.device)  # [n, 2, 1]
-        inputs = (scaled[:, None] * places).flatten(1)
-        inner = F.silu(self.down(torch.cat((inputs, F.rms_norm(embeddings, embeddings.shape[-1:])), dim=1)))
+        # A state serves several nodes, so it is multiplied before it is handed out.
+        context = torch.where(own[:, None], self.own(scaled)[rows], self.parent(scaled)[rows])
+        inner = F.silu(context + self.token(F.rms_norm(embeddings, embeddings.shape[-1:])))
         by_layer = inner.view(-1, self.moe_layers, self.rank).transpose(0, 1)
         return torch.baddbmm(self.bias, by_layer, self.up).transpose(0, 1)
 
@@ -115,15 +123,23 @@ class BoundFeature(BoundPredictor):
     @torch.inference_mode()
     def predict(self, trees: Sequence[DraftTree], states: Sequence[NodeStates]) -> list[Routing]:
         """Top-K experts [L, N, K] of every tree."""
-        tokens = np.concatenate([tree.tokens for tree in trees])
-        ids = torch.from_numpy(tokens).to(self.target.embedding.device)
-        logits = self.model(
+        if len(trees) == 1:
+            return [self._routing(trees[0].tokens, states[0].states, states[0].rows, states[0].own)]
+        counts = [tree.size for tree in trees]
+        begins = np.cumsum([0, *(len(each.states) for each in states)]).tolist()
+        routing = self._routing(
+            np.concatenate([tree.tokens for tree in trees]),
             torch.cat([each.states for each in states]),
+            torch.cat([each.rows + begin for each, begin in zip(states, begins, strict=False)]),
             torch.cat([each.own for each in states]),
-            self.target.embedding[ids],
         )
-        routing = top_experts(logits, self.target.top_k)
-        return np.split(routing, np.cumsum([tree.size for tree in trees])[:-1], axis=1)
+        return np.split(routing, np.cumsum(counts)[:-1], axis=1)
+
+    def _routing(self, tokens: npt.NDArray[np.int64], states: Tensor, rows: Tensor, own: Tensor) -> Routing:
+        embedding = self.target.embedding
+        # torch.tensor copies: from_numpy warns of sharing a tree's read-only arrays.
+        logits = self.model(states, rows, own, embedding[torch.tensor(tokens, device=embedding.device)])
+        return top_experts(logits, self.target.top_k)
 
 
 class FeatureSession(PredictorSession):

@@ -191,6 +191,7 @@ class FeatureLearner(Learner):
                 with _mixed_precision(batch.ids):
                     logits: Tensor = self.module(
                         met.float(),
+                        torch.arange(len(at), device=at.device),
                         torch.full((len(at),), own, device=at.device),
                         embeddings[:, 1 + k + shift :][real],
                     )

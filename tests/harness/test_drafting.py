@@ -254,7 +254,7 @@ def test_every_node_has_its_own_state_or_its_parents(steps: int, top_k: int) -> 
     for node in range(tree.size):
         path = path_to(tree, node if found.own[node] else int(tree.parents[node]))
         expected = setting.path_state([int(tree.tokens[n]) for n in path[1:]])
-        assert torch.allclose(found.states[node], expected, atol=1e-4), node
+        assert torch.allclose(found.states[found.rows[node]], expected, atol=1e-4), node
 
 
 def test_a_tree_of_the_root_alone_has_the_roots_state() -> None:
@@ -262,7 +262,7 @@ def test_a_tree_of_the_root_alone_has_the_roots_state() -> None:
     session = setting.session()
     assert session.root_state is not None
     found = session.node_states(session.draft(setting.following[-1], 0, 2))
-    assert found.own.tolist() == [True]
+    assert (found.own.tolist(), found.rows.tolist()) == ([True], [0])
     assert torch.equal(found.states, session.root_state)
     with pytest.raises(RuntimeError, match="draft a tree"):
         setting.session().node_states(DraftTree.chain(np.array([1]), np.ones(1)))
@@ -281,7 +281,7 @@ def test_the_first_part_of_a_tree_has_the_states_of_the_whole() -> None:
         part = setting.session().draft(bonus, steps, 2)
         found = expansion.node_states(part)
         assert torch.equal(found.own, states.own[: part.size])
-        assert torch.equal(found.states, states.states[: part.size])
+        assert torch.equal(found.states[found.rows], states.states[states.rows[: part.size]])
 
 
 def test_extending_gives_the_states_of_what_was_added() -> None:

@@ -88,9 +88,9 @@ def test_the_states_are_those_that_the_drafter_has_while_drafting(learner: Featu
 class Noted(FeaturePredictor):
     """Notes what it is asked."""
 
-    def forward(self, states: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
-        self.asked: list[Any] = [*getattr(self, "asked", []), (states, own, embeddings)]
-        return super().forward(states, own, embeddings)
+    def forward(self, states: Tensor, rows: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
+        self.asked: list[Any] = [*getattr(self, "asked", []), (states[rows], own, embeddings)]
+        return super().forward(states, rows, own, embeddings)
 
 
 def test_each_way_meets_each_token_with_its_state_routing_and_embedding(
@@ -103,7 +103,6 @@ def test_each_way_meets_each_token_with_its_state_routing_and_embedding(
         routing = rng.integers(0, 8, (view.moe_layers, len(tokens), view.top_k))
         pieces.append(Sample(np.array(tokens), routing, number, context_of(learner, target, tokens)))
     noted = Noted(32, 32, view.moe_layers, view.experts, 4)
-    torch.nn.init.zeros_(noted.down.weight)
     module, learner.module = learner.module, noted
     try:
         views = learner.views(batch_of(pieces, "cpu"))

@@ -175,4 +175,4 @@ def test_a_text_has_the_states_of_a_drafter_that_was_given_it(
         session = DrafterSession(head, loaded.target.embedding, 60)
         session.extend(tokens[1 : end + 1], features[:end])
         assert session.root_state is not None
-        assert torch.allclose(found.states[node], session.root_state[0], atol=1e-4)
+        assert torch.allclose(found.states[found.rows[node]], session.root_state[0], atol=1e-4)

@@ -50,19 +50,19 @@ def bound() -> BoundFeature:
 def some_states(tree: DraftTree, seed: int = 0) -> NodeStates:
     generator = torch.Generator().manual_seed(seed)
     own = torch.rand(tree.size, generator=generator) < 0.5
-    return NodeStates(torch.randn(tree.size, HIDDEN, generator=generator), own)
+    rows = torch.randint(3, (tree.size,), generator=generator)
+    return NodeStates(torch.randn(3, HIDDEN, generator=generator), rows, own)
 
 
 def by_hand(bound: BoundFeature, token: int, state: torch.Tensor, own: bool) -> list[list[int]]:
     """The experts of one node in each layer, one layer after another."""
     model, embedding = bound.model, bound.target.embedding[token]
-    nothing = torch.zeros(HIDDEN)
-    state = state / state.square().mean().sqrt()
-    x = torch.cat([state if own else nothing, nothing if own else state, embedding / embedding.square().mean().sqrt()])
+    state, embedding = (x / x.square().mean().sqrt() for x in (state, embedding))
     found = []
     for layer in range(LAYERS):
-        down = model.down.weight[layer * RANK : (layer + 1) * RANK]
-        logits = F.silu(down @ x) @ model.up[layer] + model.bias[layer, 0]
+        part = slice(layer * RANK, (layer + 1) * RANK)
+        context = (model.own if own else model.parent).weight[part] @ state
+        logits = F.silu(context + model.token.weight[part] @ embedding) @ model.up[layer] + model.bias[layer, 0]
         found.append(sorted(logits.topk(TOP_K).indices.tolist()))
     return found
 
@@ -75,7 +75,7 @@ def test_each_node_and_layer_is_what_its_formula_gives(bound: BoundFeature) -> N
         routing = bound.start(asked([1], 30, states=lambda tree, states=states: states)).predict(tree)
         assert routing.shape == (LAYERS, tree.size, TOP_K)
         for node in range(tree.size):
-            expected = by_hand(bound, int(tree.tokens[node]), states.states[node], bool(states.own[node]))
+            expected = by_hand(bound, int(tree.tokens[node]), states.states[states.rows[node]], bool(states.own[node]))
             assert np.sort(routing[:, node]).tolist() == expected
             seen.add(str(expected))
     assert len(seen) > 30
@@ -84,7 +84,7 @@ def test_each_node_and_layer_is_what_its_formula_gives(bound: BoundFeature) -> N
 def test_own_and_inherited_states_are_read_differently(bound: BoundFeature) -> None:
     tree = random_tree(np.random.default_rng(1), 9)
     states = some_states(tree)
-    turned = NodeStates(states.states, ~states.own)
+    turned = NodeStates(states.states, states.rows, ~states.own)
     one, other = (bound.predict([tree], [each])[0] for each in (states, turned))
     assert (np.sort(one) != np.sort(other)).any()
 
@@ -127,7 +127,9 @@ def test_it_reads_the_states_of_the_tree_that_was_drafted() -> None:
             alone.draft(prompts[i][-1], 3, 2)
             states = alone.node_states(tree)
             for node in range(tree.size):
-                expected = by_hand(bound, int(tree.tokens[node]), states.states[node], bool(states.own[node]))
+                expected = by_hand(
+                    bound, int(tree.tokens[node]), states.states[states.rows[node]], bool(states.own[node])
+                )
                 assert np.sort(routing[:, node]).tolist() == expected
 
 
@@ -205,7 +207,7 @@ def test_what_does_not_fit_is_named(
         folder = save(tmp_path / f"rank{number}", bound, drafter, rank=rank)
         assert "rank" in refusal(folder, view)
     folder = save(tmp_path / "1", bound, drafter, rank=RANK + 1)
-    assert refusal(folder, view).startswith("tensor down.weight has shape (15, 96), expected (18, 96)")
+    assert refusal(folder, view).startswith("tensor own.weight has shape (15, 32), expected (18, 32)")
     for drafters in (None, [], "x", {}):
         assert "trained on the states of a drafter with" in refusal(
             save(tmp_path / "2", bound, drafter, drafter=drafters), view
@@ -221,5 +223,5 @@ def test_it_runs_in_the_targets_dtype(
     loaded = load_feature(save(tmp_path / "p", bound, drafter), half)
     tree = DraftTree.chain(np.arange(3) % VOCAB, np.ones(3))
     states = some_states(tree)
-    routing = loaded.predict([tree], [NodeStates(states.states.bfloat16(), states.own)])[0]
+    routing = loaded.predict([tree], [NodeStates(states.states.bfloat16(), states.rows, states.own)])[0]
     assert routing.shape == (LAYERS, 3, TOP_K)
