@@ -172,9 +172,18 @@ def sweep_headline(done: Sequence[FinishedRun]) -> str:
 
 def sweep_notes(results: Sequence[CellResult], done: Sequence[FinishedRun]) -> list[str]:
     """One line for each thing that a reader of the tables must know, missing cells first."""
-    cautions = [note for run in done for note in caution_notes(run.report, run.found.manifest)]
     sees_routing = any(result.cell.true_routing for result in results)
-    return [*_missing_notes(results), *dict.fromkeys(cautions), *([TRUE_ROUTING] if sees_routing else [])]
+    return [*_missing_notes(results), *_caution_notes(done), *([TRUE_ROUTING] if sees_routing else [])]
+
+
+def _caution_notes(done: Sequence[FinishedRun]) -> Iterator[str]:
+    """The runs' own, once each, with the suites that they are about where they are not about all."""
+    suites: dict[str, list[str]] = {}
+    for run in done:
+        for note in caution_notes(run.report, run.found.manifest):
+            suites.setdefault(note, []).append(run.found.point.suite)
+    for note, names in suites.items():
+        yield note if len(names) == len(done) else f"{', '.join(dict.fromkeys(names))}: {note}"
 
 
 def _missing_notes(results: Sequence[CellResult]) -> Iterator[str]:
