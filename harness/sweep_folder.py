@@ -154,7 +154,7 @@ def finished_run(found: FoundRun, prompt_ids: Collection[str]) -> FinishedRun | 
         UserError: damaged records.
     """
     report, records = read_report(found.folder / "report.json"), found.folder / RECORDS
-    if report is None or not records.is_file():
+    if report is None or not records.is_file() or not set(found.labels.values()) <= {row.label for row in report.rows}:
         return None
     done = finished_prompts(read_records(records), found.manifest["methods"])
     return FinishedRun(found, report) if set(prompt_ids) <= done else None

@@ -61,16 +61,18 @@ class SweepTable:
     lines: tuple[TableLine, ...]
 
 
-def sweep_tables(results: Sequence[CellResult], intervals: bool = True) -> list[SweepTable]:
+def sweep_tables(results: Sequence[CellResult], intervals: bool = True, split: bool = False) -> list[SweepTable]:
     """Cells with a speed-up in one table; where some have none, the verification metrics of all in another.
 
     Args:
         intervals: whether speed-ups have theirs behind them.
+        split: whether the verification metrics of all are in the other table only.
     """
     honest = [result for result in results if not result.cell.true_routing]
     axes = _varying([result.cell for result in results])
-    tables = [_table(SPEED, honest, axes, COLUMNS, intervals)] if honest else []
-    if len(honest) < len(results):
+    columns = [column for column in COLUMNS if not (split and column in VERIFICATION_COLUMNS)]
+    tables = [_table(SPEED, honest, axes, columns, intervals)] if honest else []
+    if split or len(honest) < len(results):
         tables.append(_table(VERIFICATION, results, axes, VERIFICATION_COLUMNS, intervals))
     return tables
 
@@ -123,33 +125,40 @@ def _behind(row: MethodRow, column: Column) -> str:
     return f" ({interval_text(ratio)})" if ratio is not None and ratio.interval is not None else ""
 
 
-def terminal_tables(results: Sequence[CellResult], intervals: bool) -> list[Table]:
-    """The tables for the terminal."""
-    tables = []
-    for each in sweep_tables(results, intervals):
+def terminal_tables(tables: Sequence[SweepTable]) -> list[Table]:
+    """The tables for the terminal, a heading's words below each other."""
+    found = []
+    for each in tables:
         table = Table(title=Text(each.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         for index, label in enumerate(each.header):
             right = each.axes <= index < len(each.header) - 1
-            table.add_column(label, justify="right" if right else "left", overflow="fold")
+            table.add_column(label.replace(" ", "\n"), justify="right" if right else "left", overflow="fold")
         for line in each.lines:
             table.add_row(*map(Text, line.cells), end_section=line.ends_group)
-        tables.append(table)
-    return tables
+        found.append(table)
+    return found
+
+
+def tables_width(tables: Sequence[Table]) -> int:
+    """Columns that they need for nothing to fold."""
+    measure = Console(width=10_000).measure
+    return max((measure(table).maximum for table in tables), default=0)
+
+
+def fitting_tables(results: Sequence[CellResult], width: int) -> list[Table]:
+    """The tables with all that ``width`` has room for: intervals go first, then the columns are split."""
+    layouts = ((True, False), (False, False), (False, True))
+    found = [terminal_tables(sweep_tables(results, *layout)) for layout in layouts]
+    return next((tables for tables in found if tables_width(tables) <= width), found[-1])
 
 
 def print_sweep(results: Sequence[CellResult], done: Sequence[FinishedRun], console: Console) -> None:
-    """Headline, tables and notes; intervals where there is room. Off a terminal there always is."""
-
-    def width(intervals: bool) -> int:
-        measure = Console(width=10_000).measure
-        return max((measure(table).maximum for table in terminal_tables(results, intervals)), default=0)
-
-    intervals = not console.is_terminal or width(True) <= console.width
+    """Headline, tables and notes. Off a terminal (a file, a pipe) the console is made as wide as they need."""
     if not console.is_terminal:
-        console.width = max(console.width, width(intervals))
+        console.width = max(console.width, tables_width(terminal_tables(sweep_tables(results))))
     for text in (sweep_headline(done), ""):
         console.print(Text(text), soft_wrap=not console.is_terminal)
-    for table in terminal_tables(results, intervals):
+    for table in fitting_tables(results, console.width):
         console.print(table)
     for note in sweep_notes(results, done):
         console.print(Text(note), soft_wrap=not console.is_terminal)
@@ -158,7 +167,7 @@ def print_sweep(results: Sequence[CellResult], done: Sequence[FinishedRun], cons
 def sweep_headline(done: Sequence[FinishedRun]) -> str:
     """Where the data come from, and what was run on what; what differs between runs is given more than once."""
     if not done:
-        return "nothing has been run yet"
+        return "no run is finished yet"
 
     def found(key: str, more: Callable[[Mapping[str, Any]], str] = lambda manifest: "") -> str:
         manifests = [run.found.manifest for run in done]
