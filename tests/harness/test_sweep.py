@@ -265,18 +265,32 @@ def test_records_that_are_cut_make_a_run_unfinished_for_all_that_its_report_says
 def test_an_unfinished_run_is_finished_as_it_was_when_the_grid_has_grown(
     sweep: Sweep, made: list[tuple[str, list[str]]], tmp_path: Path
 ) -> None:
+    first, second = "amc-t0-b1-g4", "amc-t0-b1-g4-2"
+    assert sweep("--policy", "marginal").code == 0
+    (tmp_path / "out" / first / "report.json").unlink()
+    made.clear()
+    ran = sweep("--policy", "marginal,global-cost")
+    assert ran.code == 0, ran.err
+    assert "3 cells, 0 of them done and skipped; runs to make: 2" in ran.out
+    both = [(first, ["AR", "confidence", "marginal-cost"]), (second, ["AR", "confidence", "global-cost"])]
+    assert made == both
+    # The earlier folder is the one whose baseline counts, whichever was finished last.
+    (tmp_path / "out" / first / "report.json").unlink()
+    for _ in range(2):
+        assert sweep("--policy", "marginal,global-cost").code == 0
+        assert [cell["run"] for cell in report(tmp_path)["cells"]] == [first, first, second]
+    assert made == [*both, both[0]]
+
+
+def test_a_baseline_alone_is_no_reason_to_finish_a_run(
+    sweep: Sweep, made: list[tuple[str, list[str]]], tmp_path: Path
+) -> None:
     assert sweep("--policy", "marginal").code == 0
     (tmp_path / "out" / "amc-t0-b1-g4" / "report.json").unlink()
     made.clear()
-    assert sweep("--policy", "marginal,global-cost").code == 0
-    assert made == [
-        ("amc-t0-b1-g4", ["AR", "confidence", "marginal-cost"]),
-        ("amc-t0-b1-g4-2", ["AR", "confidence", "global-cost"]),
-    ]
-    (tmp_path / "out" / "amc-t0-b1-g4" / "report.json").unlink()
-    made.clear()
     assert sweep("--policy", "global-cost").code == 0
-    assert made == []  # its baseline alone is no reason to finish the other
+    assert made == [("amc-t0-b1-g4-2", ["AR", "confidence", "global-cost"])]
+    assert {cell["run"] for cell in report(tmp_path)["cells"]} == {"amc-t0-b1-g4-2"}
 
 
 @pytest.mark.parametrize(
