@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -109,7 +109,7 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
     outcomes: dict[str, Outcome] = {}
     for name, (each, bench) in benches.items():
         try:
-            outcome = execute(bench, each, resume_from=parent)
+            outcome = execute(bench, each, go_on=f"--output {parent} --resume")
         except UserError:
             discard_parent(parent)
             raise
@@ -134,8 +134,13 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
     return code
 
 
-def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None) -> Outcome | None:
-    """Run, write and print one report; None where the user interrupted it."""
+def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = True) -> Outcome | None:
+    """Run, write and print one report; None where the user interrupted it.
+
+    Args:
+        go_on: the options with which an interrupted command goes on; by default those for this one run.
+        show: whether the report is printed too.
+    """
     from ecospec.harness.report import MethodInfo, report_json, summarise
     from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
@@ -152,7 +157,7 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
     except KeyboardInterrupt:
         print(
             f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
-            f"with --output {resume_from or folder} --resume goes on from there",
+            f"with {go_on or f'--output {folder} --resume'} goes on from there",
             file=sys.stderr,
         )
         return None
@@ -173,11 +178,13 @@ def execute(bench: Bench, config: RunConfig, *, resume_from: Path | None = None)
     )
     (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
-    print_report(report, manifest, Console())
+    if show:
+        print_report(report, manifest, Console())
     for violation in violations:
         print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
-    gated = manifest["dtype"] == "float32" and manifest["device"] == "cpu"
-    return Outcome(report, folder, records, gated, exit_code(records, gated=gated))
+    gated = is_gated(manifest)
+    code = exit_code([record.verdict for record in records], gated=gated)
+    return Outcome(report, folder, records, gated, code)
 
 
 @contextmanager
@@ -196,10 +203,15 @@ def as_user_errors(config: RunConfig) -> Iterator[None]:
         ) from error
 
 
-def exit_code(records: list[PromptRecord], *, gated: bool) -> int:
-    """1 when an output is not AR's; where ``gated`` (float32 on a CPU) numeric ties do not excuse it."""
+def is_gated(manifest: Mapping[str, Any]) -> bool:
+    """Whether numeric ties do not excuse a difference: in float32 on a CPU."""
+    return bool(manifest["dtype"] == "float32" and manifest["device"] == "cpu")
+
+
+def exit_code(verdicts: Iterable[str], *, gated: bool) -> int:
+    """1 when an output is not AR's; where ``gated`` numeric ties do not excuse it."""
     refused = {"violated", "ties"} if gated else {"violated"}
-    return EXIT_VIOLATED if any(record.verdict in refused for record in records) else 0
+    return EXIT_VIOLATED if not refused.isdisjoint(verdicts) else 0
 
 
 class live_progress:

@@ -14,8 +14,9 @@ import click
 
 import ecospec
 from ecospec.errors import UserError
-from ecospec.harness.cli_options import RUN_OPTIONS, option, run_options, train_options
+from ecospec.harness.cli_options import RUN_OPTIONS, option, run_options, sweep_options, train_options
 from ecospec.harness.config import RunConfig
+from ecospec.harness.grid import Grid, grid_names
 
 EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -39,6 +40,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
       ecospec-bench --suite gsm8k --policy marginal:epsilon=0.5 --policy oracle --budget 5
       ecospec-bench --suite all --policy marginal
       ecospec-bench --suite gsm8k --policy marginal --batch-size 1,2,4,8
+      ecospec-bench sweep table-11
       ecospec-bench plugins
     """
     if ctx.invoked_subcommand is not None:
@@ -47,14 +49,18 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
         if len(sys.argv) <= 1:
             click.echo(ctx.get_help())
             return
-        from ecospec.suites import suite_names
-
-        raise UserError(f"no --suite given; known: {', '.join(suite_names())}")
+        raise _no_suite()
     from ecospec.harness.app import run_command
 
     sizes: tuple[int, ...] = options["batch_size"]
     specs = {name: _specs(options[name]) for name in ("policy", "predictor")}
     ctx.exit(run_command(RunConfig(**{**options, **specs, "batch_size": sizes[0]}), sizes))
+
+
+def _no_suite() -> UserError:
+    from ecospec.suites import suite_names
+
+    return UserError(f"no --suite given; known: {', '.join(suite_names())}")
 
 
 def _specs(given: tuple[Any, ...]) -> tuple[str, ...]:
@@ -69,6 +75,32 @@ def plugins() -> None:
     from ecospec.harness.app import plugins_command
 
     plugins_command()
+
+
+@cli.command(epilog=f"Grids that ship with the package: {', '.join(grid_names())}.")
+@sweep_options()
+@click.pass_context
+def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
+    """Run a grid: every policy with every predictor, in every suite, at every temperature, batch size and budget.
+
+    GRID is a YAML file with the options below as keys, or one of the grids that ship with the package; the command
+    line wins over it. Suites, policies, predictors, temperatures, batch sizes and budgets can be several: a list in
+    the file, separated by commas or repeated on the command line.
+
+    The same command with the same --output goes on with an earlier sweep: what is done is skipped, an interrupted
+    run is finished, and of a grid that has grown only what is new is run. The combined report is sweep.md and
+    sweep.json.
+    """
+    if not options["suite"]:
+        raise _no_suite()
+    from ecospec.harness.several import suites_asked
+    from ecospec.harness.sweep import sweep_command
+    from ecospec.suites import SUITES
+
+    suites = suites_asked(",".join(options.pop("suite")), SUITES)
+    axes = [options.pop(name) for name in ("temperature", "batch_size", "budget")]
+    base = RunConfig(**{**options, "suite": "", **{name: _specs(options[name]) for name in ("policy", "predictor")}})
+    ctx.exit(sweep_command(Grid(grid or "", base, tuple(suites), *axes)))
 
 
 @cli.command()

@@ -8,50 +8,31 @@ from typing import Any, TypeVar
 
 import click
 
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
+from ecospec.harness.grid import grid_path
+from ecospec.harness.option_file import take_defaults
 
 F = TypeVar("F", bound=Callable[..., Any])
+N = TypeVar("N", int, float)
 
-LISTS = ("policy", "predictor", "suite", "batch_size")
-"""Options that take several values."""
+LISTS = ("suite", "batch_size")
+"""Options of a run that take several values in one text, separated by commas."""
+INTEGERS = "an integer, or several separated by commas, such as 1,2,4"
 DEFAULTS = RunConfig(suite="", policy=())
 
 
 def _read_config(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """Take the defaults of all other options from a YAML file with the same keys."""
-    if value is None:
-        return None
-    import yaml
+    if value is not None:
+        take_defaults(ctx, f"--config {value}", value, joined=LISTS)
+    return value
 
-    try:
-        text = value.read_text(encoding="utf-8")
-        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"--config {value}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"--config {value}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(raw, dict) or not isinstance(tree, yaml.MappingNode):
-        raise UserError(f"--config {value}: expected 'option: value' lines, found a {type(raw).__name__}")
-    known = {p.name for p in ctx.command.params if isinstance(p, click.Option)} - {"config", "version"}
-    values: dict[str, Any] = {}
-    names = [str(key.value).replace("-", "_") for key, _ in tree.value]  # what a dict has already merged
-    for key, entry in raw.items():
-        name = str(key).replace("-", "_")
-        if names.count(name) > 1:
-            raise UserError(f"--config {value}: {key} is given {names.count(name)} times, expected once")
-        if name not in known:
-            shown = (k.replace("_", "-") for k in known if k)
-            raise UserError(f"--config {value}: unknown key {key!r}; {nearest(str(key), shown)}")
-        entries = entry if name in LISTS and isinstance(entry, list) else [entry]
-        for each in entries:
-            if not isinstance(each, str | int | float):
-                kind = "empty" if each is None else f"a {type(each).__name__}"
-                raise UserError(f"--config {value}: {key} is {kind}, expected one value")
-        # As text, so that an option converts it, or refuses it, exactly as from the command line.
-        texts = [str(each) for each in entries]
-        values[name] = texts if name in ("policy", "predictor") else ",".join(texts)
-    ctx.default_map = values
+
+def _read_grid(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Take the defaults of all options from a grid."""
+    if value is not None:
+        take_defaults(ctx, f"grid {value}", grid_path(value))
     return value
 
 
@@ -59,16 +40,28 @@ def option(*names: str, **kwargs: Any) -> Callable[[F], F]:
     return click.option(*names, show_default=kwargs.pop("show_default", True), **kwargs)
 
 
-def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Sizes separated by commas, each once; what is no integer is refused here, what is below 1 by the run."""
-    parts = [part.strip() for part in value.split(",") if part.strip()]
+def _numbers(option: str, text: str, kind: type[N], expected: str) -> tuple[N, ...]:
+    """Numbers separated by commas, each once; what is none is refused here, what no run can have by the run."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        sizes = [int(part) for part in parts]
+        numbers = [kind(part) for part in parts]
     except ValueError:
-        sizes = []
-    if not sizes:
-        raise UserError(f"--batch-size {value}: expected an integer, or several separated by commas, such as 1,2,4")
-    return tuple(dict.fromkeys(sizes))
+        numbers = []
+    if not numbers:
+        raise UserError(f"{option} {text}: expected {expected}")
+    return tuple(dict.fromkeys(numbers))
+
+
+def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    return _numbers("--batch-size", value, int, INTEGERS)
+
+
+def _integers(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
+    return _numbers(parameter.opts[0], ",".join(value), int, INTEGERS)
+
+
+def _floats(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[float, ...]:
+    return _numbers(parameter.opts[0], ",".join(value), float, "a number, or several separated by commas, such as 0,1")
 
 
 _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -168,6 +161,52 @@ RUN_OPTIONS = tuple(_value_name(add) for add in _RUN_OPTIONS)
 def run_options(*left_out: str | None) -> Callable[[F], F]:
     """The options of a run in the order of ``--help``, but those that are left out, by the names of their values."""
     return _decorator([add for add, name in zip(_RUN_OPTIONS, RUN_OPTIONS, strict=True) if name not in left_out])
+
+
+_AXIS_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    option("--suite", multiple=True, help="Suites such as gsm8k, or all."),
+    option(
+        "--budget",
+        multiple=True,
+        default=(str(DEFAULTS.budget),),
+        callback=_integers,
+        help="γ: tokens verified per step, root included.",
+    ),
+    option(
+        "--batch-size",
+        multiple=True,
+        default=(str(DEFAULTS.batch_size),),
+        callback=_integers,
+        help="Prompts decoded together.",
+    ),
+    option(
+        "--temperature",
+        multiple=True,
+        default=(f"{DEFAULTS.temperature:g}",),
+        callback=_floats,
+        help="0 is greedy.",
+    ),
+    option(
+        "--output",
+        type=click.Path(path_type=Path),
+        help="Folder of the sweep; an earlier one is gone on with.  [default: runs/sweep-TIME]",
+    ),
+    click.argument("grid", required=False, is_eager=True, callback=_read_grid),
+)
+"""What a sweep takes several of, and what it has in place of a run's own."""
+
+
+def sweep_options() -> Callable[[F], F]:
+    """The options of a run, its axes open to several values; a grid takes the place of ``--config``."""
+    own = {_value_name(add): add for add in _AXIS_OPTIONS}
+    return _decorator(
+        [
+            own.pop(name) if (name := _value_name(add)) in own else add
+            for add in _RUN_OPTIONS
+            if _value_name(add) not in ("resume", "config")
+        ]
+        + [own["grid"]]
+    )
 
 
 def _decorator(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:

@@ -102,8 +102,8 @@ class EcospecLM(TemplateLM):
             torch.set_num_threads(self.config.threads)
         parts = load_parts(self.config, device, dtype)
         self._device = torch.device(device)
-        self._target = parts[0].target
-        self.tokenizer = parts[0].tokenizer
+        self._target = parts.loaded.target
+        self.tokenizer = parts.loaded.tokenizer
         self.method: Speculation | None = None
         if not plain:
             predictors = create_predictors(plugins, self.config.predictor)
@@ -112,7 +112,7 @@ class EcospecLM(TemplateLM):
         self._eos = eos_ids(self._target.model, self.tokenizer)
         self._thinking = thinking
         chat_of(self.tokenizer, mode=AUTO, thinking=thinking, system=None)
-        self._name = parts[0].name
+        self._name = parts.loaded.name
         self.generations: list[Generation] = []
 
     # Text

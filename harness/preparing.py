@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -36,8 +36,33 @@ MOST_NODES = 4096
 """Largest draft tree; its ancestor matrix is quadratic in the nodes."""
 
 
-Parts: TypeAlias = tuple[LoadedTarget, Eagle3Head, Path | None]
-"""Target, drafter, and the folder of the embedded model where that is used."""
+@dataclass(frozen=True)
+class Parts:
+    """What a run loads, and another run with the same target and drafter shares.
+
+    Attributes:
+        bundle: the folder of the embedded model where that is used.
+        bound: predictors by label, each loaded when a run first asks for it.
+    """
+
+    loaded: LoadedTarget
+    head: Eagle3Head
+    bundle: Path | None
+    bound: dict[str, BoundPredictor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MethodParts:
+    """What a speculative method is made of; its label may leave out what all methods of a run share.
+
+    Attributes:
+        policy: the policy's spec.
+        predictor: the predictor's spec; None for a policy that needs none.
+    """
+
+    label: str
+    policy: str
+    predictor: str | None
 
 
 def data_of(config: RunConfig) -> str:
@@ -158,12 +183,24 @@ def load_head(folder: Path, target: Target) -> Eagle3Head:
     return head
 
 
+def method_parts(policies: Mapping[str, Policy], predictors: Mapping[str, Predictor]) -> list[MethodParts]:
+    """The methods of a run: each policy, and where it needs a predictor, one for each of them."""
+    methods = []
+    for label, policy in policies.items():
+        if policy.needs is not ExpertNeed.PREDICTED:
+            methods.append(MethodParts(label, label, None))
+            continue
+        for name in predictors:
+            methods.append(MethodParts(f"{label} with {name}" if len(predictors) > 1 else label, label, name))
+    return methods
+
+
 def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
-    """Target, drafter, and the folder of the embedded model where that is used."""
+    """Target and drafter; predictors are loaded when they are asked for."""
     loaded, bundle = load_target_of(config, device, dtype)
     drafter = drafter_folder(config)
     head = load_head(drafter, loaded.target)
-    return loaded, place(head, device, dtype), bundle
+    return Parts(loaded, place(head, device, dtype), bundle)
 
 
 def load_speculations(
@@ -174,29 +211,31 @@ def load_speculations(
     Raises:
         UserError: a predictor does not fit the target.
     """
-    loaded, head, bundle = parts
-    bound: dict[str, BoundPredictor] = {}
-    if any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values()):
-        view = target_view(loaded.target, bundle and bundle / "predictor")
-        view = replace(view, drafter=drafter_view(config, head))
-        bound = {label: bind(predictor, view) for label, predictor in predictors.items()}
     sizes = (config.budget, config.draft_steps, config.draft_topk)
     methods: dict[str, Speculation] = {}
-    for label, policy in policies.items():
-        if policy.needs is not ExpertNeed.PREDICTED:
-            methods[label] = Speculation(policy, head, *sizes)
+    for method in method_parts(policies, predictors):
+        policy = policies[method.policy]
+        if method.predictor is None:
+            methods[method.label] = Speculation(policy, parts.head, *sizes)
             continue
-        for name, predictor in predictors.items():
-            own_label = f"{label} with {name}" if len(predictors) > 1 else label
-            methods[own_label] = Speculation(
-                policy,
-                head,
-                *sizes,
-                predictor=bound[name],
-                predictor_is_oracle=predictor.oracle,
-                predictor_name=predictor.name,
-            )
+        predictor = predictors[method.predictor]
+        methods[method.label] = Speculation(
+            policy,
+            parts.head,
+            *sizes,
+            predictor=_bound(config, method.predictor, predictor, parts),
+            predictor_is_oracle=predictor.oracle,
+            predictor_name=predictor.name,
+        )
     return methods
+
+
+def _bound(config: RunConfig, label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
+    """The predictor for this target, loaded once."""
+    if label not in parts.bound:
+        view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
+        parts.bound[label] = bind(predictor, replace(view, drafter=drafter_view(config, parts.head)))
+    return parts.bound[label]
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -25,7 +25,7 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
     parts = [
         str(manifest.get("source") or "data source not recorded"),
         str(manifest.get("suite") or ""),
-        f"target {manifest.get('target') or 'not recorded'}{_widening(manifest)}",
+        f"target {manifest.get('target') or 'not recorded'}{widening(manifest)}",
         "as chat messages" if manifest.get("chat_template") == "on" else "",
         f"{report.prompts} prompt{'s' if report.prompts != 1 else ''}",
         f"batches of {manifest['batch_size']}" if manifest.get("batch_size", 1) > 1 else "",
@@ -38,7 +38,8 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _widening(manifest: Mapping[str, Any]) -> str:
+def widening(manifest: Mapping[str, Any]) -> str:
+    """What to say after the target's name where its experts were made larger."""
     widened = manifest.get("widened") or 1
     if widened <= 1:
         return ""
@@ -53,7 +54,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
     return [
         *_prompt_notes(report),
         *_batch_notes(report, manifest),
-        *_caution_notes(report, manifest),
+        *caution_notes(report, manifest),
         *_lossless_notes(report, str(manifest.get("dtype") or "")),
         *_score_notes(report, manifest),
         *_verification_only_notes(report),
@@ -90,7 +91,8 @@ def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
+def caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What a run cannot tell, whatever its figures."""
     if 0 < report.units < FEW_PROMPTS:
         unit = "batch" if report.in_batches else "prompt"
         several = f"{unit}{'es' if report.in_batches else 's'} are" if report.units > 1 else f"{unit} is"

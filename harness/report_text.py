@@ -50,19 +50,19 @@ def _speed_lines(report: Report) -> list[Line]:
     per_token = "AR's seconds per token over the method's, each Σ seconds / Σ tokens over prompts"
     return [
         Line("speed-up, end to end", lambda r: _value(r.speedup), f"{per_token}; prefill included"),
-        Line("  95 % interval", lambda r: _interval(r.speedup)),
+        Line("  95 % interval", lambda r: interval_text(r.speedup)),
         Line(
             "speed-up, decode only",
             lambda r: _value(r.decode_speedup),
             f"{per_token}; the tokens after the first",
         ),
-        Line("  95 % interval", lambda r: _interval(r.decode_speedup)),
+        Line("  95 % interval", lambda r: interval_text(r.decode_speedup)),
         Line(
             f"over {report.baseline}, decode only",
             lambda r: _value(r.over_baseline),
             f"the decode-only speed-up with {report.baseline} in AR's place",
         ),
-        Line("  95 % interval", lambda r: _interval(r.over_baseline), ends_group=True),
+        Line("  95 % interval", lambda r: interval_text(r.over_baseline), ends_group=True),
         Line(
             "tokens/s, end to end",
             lambda r: _number(r.tokens_per_second, 1),
@@ -238,7 +238,8 @@ def _value(ratio: Ratio | None) -> str:
     return NONE if ratio is None else _number(ratio.value, 3)
 
 
-def _interval(ratio: Ratio | None) -> str:
+def interval_text(ratio: Ratio | None) -> str:
+    """The 95 % interval, or a dash."""
     if ratio is None or ratio.interval is None:
         return NONE
     return f"{ratio.interval.low:.3f}–{ratio.interval.high:.3f}"

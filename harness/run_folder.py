@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,12 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
         if config.output is None:
             raise UserError("--resume without --output: expected --output with the folder of the run to go on with")
         manifest = read_manifest(manifest_path)
-        for key in RESUME_KEYS:
-            if manifest.get(key) != facts.get(key):
-                raise UserError(
-                    f"--resume: {folder} was run with {key} = {manifest.get(key)!r}, now it is "
-                    f"{facts.get(key)!r}; expected the same run with all its options, --limit included"
-                )
+        difference = first_difference(manifest, facts, RESUME_KEYS)
+        if difference is not None:
+            raise UserError(
+                f"--resume: {folder} was run with {difference}; expected the same run with all its options, "
+                "--limit included"
+            )
         # A measurement of this machine, not a choice: where the file has none, today's stands in.
         return folder, {"copy_bytes_per_second": facts["copy_bytes_per_second"], **manifest}
     try:
@@ -83,6 +83,16 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
     return folder, write_manifest(folder, facts)
+
+
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """In words, the first of ``keys`` that two runs do not share; None where they share all."""
+    for key in keys:
+        if before.get(key) != now.get(key):
+            # A hash says nothing to a reader where the number of prompts is why.
+            shown = "limit" if key == "prompts_sha256" and before.get("limit") != now.get("limit") else key
+            return f"{shown} = {before.get(shown)!r}, now it is {now.get(shown)!r}"
+    return None
 
 
 def check_parent(folder: Path, names: Sequence[str], *, resume: bool, named: bool) -> None:
@@ -149,8 +159,11 @@ def discard_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path, option: str = "--resume") -> dict[str, Any]:
     """The manifest of a run to be resumed.
+
+    Args:
+        option: what a message says that it is read for.
 
     Raises:
         UserError: there is none, or it is damaged.
@@ -159,14 +172,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not path.is_file():
             inside = path.parent / SUITES_FILE
             if inside.is_file():
-                raise UserError(f"--resume: {path.parent} holds several runs; expected the same command as for these")
-            raise UserError(f"--resume: {path.parent} holds no run (no manifest.json); give its --output folder")
+                raise UserError(f"{option}: {path.parent} holds several runs; expected the same command as for these")
+            raise UserError(f"{option}: {path.parent} holds no run (no manifest.json); give its --output folder")
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"--resume: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
+        raise UserError(f"{option}: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
     speed = manifest.get("copy_bytes_per_second", 1.0) if isinstance(manifest, dict) else None
     if not isinstance(speed, int | float) or isinstance(speed, bool) or not (math.isfinite(speed) and speed > 0):
-        raise UserError(f"--resume: {path} is damaged (not a run's manifest); start a new run")
+        raise UserError(f"{option}: {path} is damaged (not a run's manifest); start a new run")
     found: dict[str, Any] = manifest
     return found
 

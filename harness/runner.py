@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ecospec.harness.preparing import (
     eos_ids,
     load_parts,
     load_speculations,
+    method_parts,
     resolve_device,
 )
 from ecospec.harness.records import AR, PromptRecord, append_records, read_records
@@ -100,8 +102,9 @@ class Bench:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.parts = parts or load_parts(config, self.device, dtype)
-        self.loaded, _, self.bundle = self.parts
+        self.loaded, self.bundle = self.parts.loaded, self.parts.bundle
         target = self.loaded.target
+        self.method_parts = method_parts(policies, self.predictors)
         speculations = load_speculations(config, policies, self.predictors, self.parts)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
@@ -147,8 +150,29 @@ class Bench:
         sizes = [method.speculation.tree_size for method in self.methods if method.speculation is not None]
         return min(self.config.budget, *sizes) * min(self.config.batch_size, len(self.requests))
 
+    @property
+    def prompt_ids(self) -> set[str]:
+        """The ids that the records of this run will have."""
+        return names_of(self.requests)
+
+    @cached_property
+    def predictor_sha256(self) -> dict[str, str | None]:
+        """Hashes of the predictors' folders, by label; None for those that have none of their own."""
+        return {label: folder_hash(getattr(each, "path", None)) for label, each in self.predictors.items()}
+
+    def method_facts(self) -> list[dict[str, str | None]]:
+        """What each method but AR is made of."""
+        return [
+            {**asdict(each), "predictor_sha256": self.predictor_sha256.get(each.predictor or "")}
+            for each in self.method_parts
+        ]
+
     def facts(self) -> dict[str, Any]:
         """The manifest's facts about this run."""
+        return {**self.identity(), "copy_bytes_per_second": copy_bandwidth(self.device)}
+
+    def identity(self) -> dict[str, Any]:
+        """The facts but for what is measured: what was asked for, what of, and on what."""
         config = asdict(self.config)
         output = config.pop("output")
         target_folder = Path(self.loaded.name)
@@ -162,6 +186,7 @@ class Bench:
             "output": None if output is None else str(output),
             "policy": list(self.config.policy),
             "methods": [method.label for method in self.methods],
+            "method_parts": self.method_facts(),
             "target": "embedded" if self.config.target is None else self.config.target,
             "drafter": "embedded" if self.config.drafter is None else self.config.drafter,
             "widened": self.loaded.widened,
@@ -183,9 +208,8 @@ class Bench:
             else None,
             "drafter_sha256": folder_hash(self.config.drafter),
             "predictor": list(self.config.predictor),
-            "predictor_sha256": [folder_hash(getattr(each, "path", None)) for each in self.predictors.values()],
+            "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),
-            "copy_bytes_per_second": copy_bandwidth(self.device),
             "feature_layers": list(self.loaded.target.feature_layers),
             "dtype": str(self.loaded.target.embedding.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),

@@ -20,13 +20,11 @@ def suites_asked(text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def planned(
-    config: RunConfig, suites: Sequence[str], batch_sizes: Sequence[int], plugins: Plugins
-) -> dict[str, RunConfig]:
-    """The runs by name, which is also that of their folder: every suite at every batch size.
+def named_suites(config: RunConfig, suites: Sequence[str], plugins: Plugins) -> dict[str, str]:
+    """The names of suites, by what was asked for: a name or the path of a task file.
 
     Raises:
-        UserError: an unknown suite, or data of one suite for several.
+        UserError: an unknown suite, two of one name, or data of one suite for several.
     """
     from ecospec.harness.preparing import data_of
     from ecospec.suites import EMBEDDED, HUB
@@ -34,6 +32,21 @@ def planned(
     if len(suites) > 1 and (data_of(config) not in (EMBEDDED, HUB) or config.revision is not None):
         raise UserError("--data or --revision of one data set with several suites; expected --data embedded or hub")
     names = {suite: plugins.find_suite(suite).name for suite in suites}
+    for name in names.values():
+        if list(names.values()).count(name) > 1:
+            raise UserError(f"two suites are called {name}; expected task files with different names")
+    return names
+
+
+def planned(
+    config: RunConfig, suites: Sequence[str], batch_sizes: Sequence[int], plugins: Plugins
+) -> dict[str, RunConfig]:
+    """The runs by name, which is also that of their folder: every suite at every batch size.
+
+    Raises:
+        UserError: see `named_suites`.
+    """
+    names = named_suites(config, suites, plugins)
     runs: dict[str, RunConfig] = {}
     for suite, name in names.items():
         for size in batch_sizes:
@@ -42,8 +55,6 @@ def planned(
                 raise UserError(
                     f"suite {name!r}: its run folder would be one of the summary's files; expected another task name"
                 )
-            if "-".join(parts) in runs:
-                raise UserError(f"two suites are called {name}; expected task files with different names")
             runs["-".join(parts)] = dataclasses.replace(config, suite=suite, batch_size=size)
     return runs
 

@@ -30,13 +30,14 @@ class Column:
     percent: bool = False
 
 
-def _ratio(ratio: Ratio | None) -> float | None:
+def ratio_value(ratio: Ratio | None) -> float | None:
+    """The ratio itself, without its interval."""
     return None if ratio is None else ratio.value
 
 
 COLUMNS = (
-    Column("speed-up", lambda row: _ratio(row.speedup)),
-    Column("decode only", lambda row: _ratio(row.decode_speedup)),
+    Column("speed-up", lambda row: ratio_value(row.speedup)),
+    Column("decode only", lambda row: ratio_value(row.decode_speedup)),
     Column("α", lambda row: row.acceptance_length, 2),
     Column("E", lambda row: row.active_experts, 2),
     Column("ρ", lambda row: row.rho),
@@ -53,7 +54,7 @@ def summary_lines(reports: Mapping[str, Report], method: str, average: bool = Tr
     """
     rows = {suite: _row(report, method) for suite, report in reports.items()}
     lines = [
-        [suite, *(_cell(c, c.value(row)) for c in COLUMNS), str(reports[suite].prompts), _verdict(row)]
+        [suite, *(cell_text(c, c.value(row)) for c in COLUMNS), str(reports[suite].prompts), _verdict(row)]
         for suite, row in rows.items()
     ]
     if not average:
@@ -61,7 +62,7 @@ def summary_lines(reports: Mapping[str, Report], method: str, average: bool = Tr
     means = []
     for column in COLUMNS:
         known = [value for row in rows.values() if (value := column.value(row)) is not None]
-        means.append(_cell(column, fmean(known) if known else None))
+        means.append(cell_text(column, fmean(known) if known else None))
     return [*lines, [AVERAGE, *means, "", ""]]
 
 
@@ -119,7 +120,8 @@ def _verdict(row: MethodRow) -> str:
     return "reference" if row.label == AR and (row.rows_per_step or 1.0) <= 1.0 else row.lossless.verdict
 
 
-def _cell(column: Column, value: float | None) -> str:
+def cell_text(column: Column, value: float | None) -> str:
+    """A figure as its column shows it, or a dash."""
     if value is None:
         return NONE
     return f"{value * 100:.{column.digits}f} %" if column.percent else f"{value:.{column.digits}f}"

@@ -1,0 +1,63 @@
+"""Options of a command from a YAML file with the same keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ecospec.errors import UserError, nearest
+
+
+def take_defaults(ctx: click.Context, said: str, path: Path, joined: tuple[str, ...] = ()) -> None:
+    """Take the defaults of a command's options from a file; what the command line says wins.
+
+    Args:
+        said: what messages call the file.
+        joined: options that take several values in one text, separated by commas; those that can be repeated take
+            several as well.
+
+    Raises:
+        UserError: the file is not readable, or no YAML of options; an unknown key, one given twice, or no value.
+    """
+    options = {p.name: p for p in ctx.command.params if isinstance(p, click.Option) and p.name}
+    known = set(options) - {"config", "version"}
+    values: dict[str, Any] = {}
+    for key, entry in _entries(said, path).items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise UserError(f"{said}: unknown key {key!r}; {nearest(str(key), (k.replace('_', '-') for k in known))}")
+        several = options[name].multiple or name in joined
+        entries = entry if several and isinstance(entry, list) else [entry]
+        if not entries:
+            raise UserError(f"{said}: {key} is an empty list, expected at least one value")
+        for each in entries:
+            if not isinstance(each, str | int | float):
+                kind = "empty" if each is None else f"a {type(each).__name__}"
+                raise UserError(f"{said}: {key} is {kind}, expected one value")
+        # As text, so that an option converts it, or refuses it, exactly as from the command line.
+        texts = [str(each) for each in entries]
+        values[name] = texts if options[name].multiple else ",".join(texts)
+    ctx.default_map = values
+
+
+def _entries(said: str, path: Path) -> dict[Any, Any]:
+    """The file's keys and values, each key once."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"{said}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{said}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(raw, dict) or not isinstance(tree, yaml.MappingNode):
+        raise UserError(f"{said}: expected 'option: value' lines, found a {type(raw).__name__}")
+    names = [str(key.value).replace("-", "_") for key, _ in tree.value]  # what a dict has already merged
+    for key in raw:
+        times = names.count(str(key).replace("-", "_"))
+        if times > 1:
+            raise UserError(f"{said}: {key} is given {times} times, expected once")
+    return raw
