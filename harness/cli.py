@@ -130,7 +130,7 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
 @option(
     "--predictor",
     multiple=True,
-    default=("learned", "token-frequency"),
+    default=("feature", "learned", "token-frequency"),
     help="Expert predictor NAME[:parameter=value,...]; repeat it for several.",
 )
 @option("--held-out-of", type=click.Path(path_type=Path), help="Training from these traces: only what it held out.")

@@ -36,7 +36,7 @@ class RunConfig:
     suite: str
     policy: tuple[str, ...]
     baseline: str = "confidence"
-    predictor: tuple[str, ...] = ("learned",)
+    predictor: tuple[str, ...] = ("feature",)
     target: str | None = None
     drafter: str | None = None
     data: str | None = None
