@@ -147,10 +147,10 @@ def test_the_shipped_grids_are_those_of_the_papers_tables(grid_of: Callable[...,
     assert asked["table-4"].suites == asked["table-10"].suites == SUITES
     for name in ("table-4", "table-11"):
         assert asked[name].base.policy == ("confidence", "global-cost", "marginal-cost")
-    assert asked["table-10"].base.predictor == ("learned", "oracle")
+    assert asked["table-10"].base.predictor == ("learned", "feature", "oracle")
     assert asked["table-9"].base.predictor == (
         *(f"noisy-oracle:accuracy={accuracy}" for accuracy in (0.2, 0.4, 0.6, 0.8)),
-        *("oracle", "token-frequency", "learned"),
+        *("oracle", "token-frequency", "learned", "feature"),
     )
     assert asked["table-11"].budgets == (3, 4, 5, 6)
     assert all(grid.base.limit and grid.base.target is None for grid in asked.values())

@@ -248,7 +248,7 @@ def test_predictors_come_through_the_same_door(install: Install) -> None:
     install("guess", PREDICTOR.format(name="guess"))
     plugins = load_plugins()
     assert plugins.broken == []
-    assert plugins.predictors.names() == ["learned", "token-frequency", "oracle", "noisy-oracle", "guess"]
+    assert plugins.predictors.names() == ["learned", "feature", "token-frequency", "oracle", "noisy-oracle", "guess"]
     assert type(plugins.create_predictor("guess")).__name__ == "Guess"
 
 
