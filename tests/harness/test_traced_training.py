@@ -17,7 +17,7 @@ from ecospec.errors import UserError
 from ecospec.harness.accuracy import accuracy_of
 from ecospec.harness.loading import load_target, target_view
 from ecospec.harness.training import traced
-from ecospec.harness.training.learners import PredictorShape
+from ecospec.harness.training.learners import FeatureShape, PredictorShape
 from ecospec.harness.training.traced import (
     Sample,
     TracedRecipe,
@@ -89,14 +89,18 @@ def test_routing_by_the_token_or_the_one_before_is_learned(
     assert (table.mean() < 0.7) == by_previous
 
 
+@pytest.mark.parametrize("kind", ["learned", "feature"])
 def test_a_training_that_was_stopped_and_gone_on_with_is_the_same_one(
-    checkpoints: Checkpoints, view: TargetView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Checkpoints, view: TargetView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     folder = write(tmp_path / "trace", made_up(view, 40, by_previous=True), view)
     recipe = TracedRecipe(epochs=5, batch_size=8)
+    made: dict[str, Any] = {"kind": kind, "shape": SHAPE, "recipe": recipe}
+    if kind == "feature":
+        made |= {"shape": FeatureShape(rank=4), "drafter": checkpoints.drafter}
 
     def run(output: str, **options: Any) -> dict[str, Any]:
-        return train_on_traces(checkpoints.target, [folder], tmp_path / output, shape=SHAPE, recipe=recipe, **options)
+        return train_on_traces(checkpoints.target, [folder], tmp_path / output, **made, **options)
 
     whole = run("whole")
     real, seen = traced.batch_of, []
@@ -114,7 +118,7 @@ def test_a_training_that_was_stopped_and_gone_on_with_is_the_same_one(
     resumed = run("part", resume=True)
     unlike = ("seconds", "train_seconds")
     assert {k: v for k, v in resumed.items() if k not in unlike} == {k: v for k, v in whole.items() if k not in unlike}
-    weights = [(tmp_path / name / "learned" / "model.safetensors").read_bytes() for name in ("whole", "part")]
+    weights = [(tmp_path / name / kind / "model.safetensors").read_bytes() for name in ("whole", "part")]
     assert weights[0] == weights[1]
 
 
