@@ -215,7 +215,8 @@ def train_drafter(**options: Any) -> None:
 @option(
     "--patience",
     type=int,
-    help="With --trace: epochs without a better held-out overlap, after which to stop.  [default: 5]",
+    help="Evaluations without a better held-out overlap, after which to stop: one an epoch with --trace, every 50 "
+    "steps with --corpus.  [default: 5 or 8]",
     show_default=False,
 )
 @option("--own-text", type=int, default=0, help="With --corpus: windows of the target's own text to train on as well.")

@@ -23,7 +23,7 @@ def check_training(options: dict[str, Any]) -> None:
     traces = options.get("trace", ())
     if "trace" in options and bool(traces) == (options["corpus"] is not None):
         raise UserError("train predictor takes either --trace, once or several times, or --corpus")
-    elsewhere = ("steps", "own_text") if traces else ("epochs", "batch_size", "patience") if "trace" in options else ()
+    elsewhere = ("steps", "own_text") if traces else ("epochs", "batch_size") if "trace" in options else ()
     for name in elsewhere:
         if options.get(name):
             other = "--corpus" if traces else "--trace"

@@ -244,31 +244,25 @@ def overlap(view: View) -> float:
     return float(hits_by_layer(guess, view.routing).sum()) / max(1, view.routing.numel())
 
 
-def held_out_figures(learner: Learner, batches: Iterable[Batch], table: Tensor) -> dict[str, Any]:
-    """How often a predictor and a table are right about the judged tokens of held-out texts.
+def held_out_figures(learner: Learner, batches: Iterable[Batch]) -> dict[str, Any]:
+    """How often a predictor is right about the judged tokens of held-out texts.
 
     With several views the overlap is their mean, and each has a figure of its own.
-
-    Args:
-        table: int64 [V, L, K], the token-frequency table.
 
     Raises:
         UserError: there is no token to judge by.
     """
     hits: dict[str, Tensor] = {}
     tokens: dict[str, int] = {}
-    by_table = judged = 0
-    layers, top_k = table.shape[1:]
+    top_k = 1
     for batch in batches:
+        top_k = batch.routing.shape[-1]
         for view in learner.views(batch):
             true = view.routing[:, view.judged]
             guess = view.logits[view.judged].topk(top_k, dim=-1).indices.transpose(0, 1)
             hits[view.name] = hits.get(view.name, 0) + hits_by_layer(guess, true).cpu()
             tokens[view.name] = tokens.get(view.name, 0) + true.shape[1]
-        known = table[batch.ids[batch.real][batch.judged]].transpose(0, 1)
-        by_table += int(hits_by_layer(known, batch.routing[:, batch.judged]).sum())
-        judged += int(batch.judged.sum())
-    if not all(tokens.values()) or not judged:
+    if not tokens or not all(tokens.values()):
         raise UserError("the held-out texts have no token to judge by; expected longer ones, or answers")
     shares = {name: found / (tokens[name] * top_k) for name, found in hits.items()}
     per_layer = torch.stack(list(shares.values())).mean(0)
@@ -277,8 +271,18 @@ def held_out_figures(learner: Learner, batches: Iterable[Batch], table: Tensor) 
         "held_out_overlap": float(per_layer.mean()),
         **each,
         "held_out_overlap_by_layer": [round(float(v), 4) for v in per_layer],
-        "held_out_overlap_token_frequency": by_table / (judged * top_k * layers),
     }
+
+
+def table_figure(batches: Iterable[Batch], table: Tensor) -> dict[str, float]:
+    """How often a token-frequency table int64 [V, L, K] is right about the same tokens."""
+    hits = total = 0
+    for batch in batches:
+        true = batch.routing[:, batch.judged]
+        known = table[batch.ids[batch.real][batch.judged]].transpose(0, 1)
+        hits += int(hits_by_layer(known, true).sum())
+        total += true.numel()
+    return {"held_out_overlap_token_frequency": hits / max(1, total)}
 
 
 def _mixed_precision(like: Tensor) -> torch.autocast:

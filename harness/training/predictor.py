@@ -23,6 +23,7 @@ from ecospec.harness.training.learners import (
     new_learner,
     overlap,
     peak_rate,
+    table_figure,
     told,
     training_loss,
 )
@@ -42,6 +43,9 @@ class PredictorRecipe:
             the held-out overlap is over the part of eight such windows that the target wrote.
         own_share: share of a batch that comes from them.
         learning_rate, backbone: see `TracedRecipe`.
+        evaluate_every: steps from one evaluation to the next.
+        patience: evaluations in a row without a better held-out overlap, after which to stop; 0 for no such end. The
+            weights of the best evaluation are kept.
     """
 
     steps: int = 800
@@ -54,6 +58,8 @@ class PredictorRecipe:
     own_text: int = 0
     own_share: float = 0.75
     backbone: str | None = None
+    evaluate_every: int = 50
+    patience: int = 8
 
 
 def train_predictor(
@@ -84,7 +90,7 @@ def train_predictor(
     window = min(recipe.window, geometry.context, learner.reach)
     count = max(1, recipe.tokens_per_batch // window)
     counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
-    counted = 0
+    counted: set[int] = set()
 
     def batch_of(windows: npt.NDArray[np.int64], judged_from: int = 0) -> Batch:
         ids = torch.from_numpy(windows).to(device)
@@ -103,11 +109,10 @@ def train_predictor(
             windows[: len(taken)] = own[taken]
         return windows
 
-    def note(windows: npt.NDArray[np.int64], routing: Tensor) -> None:
-        nonlocal counted
+    def note(step: int, windows: npt.NDArray[np.int64], routing: Tensor) -> None:
         for layer, chosen in enumerate(routing.cpu().numpy()):
             np.add.at(counts[:, layer], (windows.flatten()[:, None], chosen), 1)
-        counted += 1
+        counted.add(step)
 
     own = None
     if recipe.own_text:
@@ -122,24 +127,42 @@ def train_predictor(
         windows = windows_of(step)
         seen = batch_of(windows)
         if step < recipe.table_batches:
-            note(windows, seen.routing)
+            note(step, windows, seen.routing)
         views = learner.views(seen)
         value = training_loss(views)
         return value, {"loss": float(value.detach()), "overlap": fmean(overlap(view) for view in views)}
 
     def evaluate() -> dict[str, Any]:
-        table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
-        return held_out_figures(learner, [held_out], table)
+        return held_out_figures(learner, [held_out])
 
     rate = peak_rate(recipe.learning_rate, recipe.backbone)
-    loop = LoopConfig(steps=recipe.steps, learning_rate=rate, seconds=recipe.seconds, weight_decay=0.01)
-    figures = train(learner.module, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
-    for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
+    loop = LoopConfig(
+        steps=recipe.steps,
+        learning_rate=rate,
+        seconds=recipe.seconds,
+        weight_decay=0.01,
+        evaluate_every=recipe.evaluate_every,
+        patience=recipe.patience,
+    )
+    figures = train(
+        learner.module,
+        loss,
+        loop,
+        output,
+        evaluate=evaluate,
+        resume=resume,
+        title="predictor",
+        keep_best="held_out_overlap",
+    )
+    # A resumed or a short run counts what it has not seen.
+    for step in sorted(set(range(recipe.table_batches)) - counted):
         windows = windows_of(step)
         routing = target.teach(torch.from_numpy(windows).to(device))[2]
         assert routing is not None
-        note(windows, routing)
+        note(step, windows, routing)
     learner.save(output / kind)
-    save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
+    table = build_table(counts, geometry.top_k)
+    save_table(output / "token-frequency", table, view)
+    figures |= table_figure([held_out], torch.from_numpy(table).to(device))
     write_training_record(output, "predictor", *told(learner, recipe), figures, corpus)
     return figures

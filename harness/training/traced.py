@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from ecospec.harness.training.learners import (
     new_learner,
     overlap,
     peak_rate,
+    table_figure,
     told,
     training_loss,
 )
@@ -195,10 +196,14 @@ def train_on_traces(
             "epoch": epoch + 1,
         }
 
+    def held_out_batches() -> Iterator[Batch]:
+        for start in range(0, len(unseen), recipe.batch_size):
+            yield batch_of(unseen[start : start + recipe.batch_size], device)
+
+    by_table = table_figure(held_out_batches(), table)
+
     def evaluate() -> dict[str, Any]:
-        starts = range(0, len(unseen), recipe.batch_size)
-        batches = (batch_of(unseen[start : start + recipe.batch_size], device) for start in starts)
-        return held_out_figures(learner, batches, table)
+        return {**held_out_figures(learner, held_out_batches()), **by_table}
 
     loop = LoopConfig(
         steps=recipe.epochs * per_epoch,

@@ -25,6 +25,7 @@ from ecospec.harness.training.learners import (
     held_out_figures,
     new_learner,
     overlap,
+    table_figure,
     training_loss,
 )
 from ecospec.harness.training.traced import Sample, TracedRecipe, batch_of, train_on_traces
@@ -146,7 +147,7 @@ def test_held_out_figures_by_hand() -> None:
     routing = torch.tensor([[[0], [2]], [[1], [2]]])  # [L, T, K]
     batch = Batch(torch.tensor([[4, 5]]), torch.ones(1, 2, dtype=torch.bool), routing, torch.tensor([True, True]))
     table = torch.zeros(6, 2, 1, dtype=torch.long)  # always expert 0: right once in four
-    figures = held_out_figures(Fixed(), [batch], table)
+    figures = {**held_out_figures(Fixed(), [batch]), **table_figure([batch], table)}
     assert figures["held_out_overlap_x"] == 0.75
     assert figures["held_out_overlap_y"] == 0.5
     assert figures["held_out_overlap"] == 0.625
@@ -154,7 +155,7 @@ def test_held_out_figures_by_hand() -> None:
     assert figures["held_out_overlap_token_frequency"] == 0.25
     nothing = Batch(batch.ids, batch.real, routing, torch.tensor([False, False]))
     with pytest.raises(UserError, match="no token to judge by"):
-        held_out_figures(Fixed(), [nothing], table)
+        held_out_figures(Fixed(), [nothing])
 
 
 def made_up(view: TargetView, words: int, count: int) -> list[TracedText]:
