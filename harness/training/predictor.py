@@ -84,7 +84,7 @@ def train_predictor(
     window = min(recipe.window, geometry.context, learner.reach)
     count = max(1, recipe.tokens_per_batch // window)
     counts = np.zeros((geometry.vocab_size, geometry.moe_layers, geometry.experts), dtype=np.int64)
-    counted = 0
+    counted: set[int] = set()
 
     def batch_of(windows: npt.NDArray[np.int64], judged_from: int = 0) -> Batch:
         ids = torch.from_numpy(windows).to(device)
@@ -103,11 +103,18 @@ def train_predictor(
             windows[: len(taken)] = own[taken]
         return windows
 
-    def note(windows: npt.NDArray[np.int64], routing: Tensor) -> None:
-        nonlocal counted
+    def note(step: int, windows: npt.NDArray[np.int64], routing: Tensor) -> None:
         for layer, chosen in enumerate(routing.cpu().numpy()):
             np.add.at(counts[:, layer], (windows.flatten()[:, None], chosen), 1)
-        counted += 1
+        counted.add(step)
+
+    def count_to(end: int) -> None:
+        """Count the batches before ``end`` that this call has not seen: those before it was resumed, or never run."""
+        for step in set(range(min(end, recipe.table_batches))) - counted:
+            windows = windows_of(step)
+            routing = target.teach(torch.from_numpy(windows).to(device))[2]
+            assert routing is not None
+            note(step, windows, routing)
 
     own = None
     if recipe.own_text:
@@ -122,23 +129,20 @@ def train_predictor(
         windows = windows_of(step)
         seen = batch_of(windows)
         if step < recipe.table_batches:
-            note(windows, seen.routing)
+            note(step, windows, seen.routing)
         views = learner.views(seen)
         value = training_loss(views)
         return value, {"loss": float(value.detach()), "overlap": fmean(overlap(view) for view in views)}
 
     def evaluate() -> dict[str, Any]:
+        count_to(max(counted, default=recipe.table_batches - 1) + 1)
         table = torch.from_numpy(build_table(counts, geometry.top_k)).to(device)
         return held_out_figures(learner, [held_out], table)
 
     rate = peak_rate(recipe.learning_rate, recipe.backbone)
     loop = LoopConfig(steps=recipe.steps, learning_rate=rate, seconds=recipe.seconds, weight_decay=0.01)
     figures = train(learner.module, loss, loop, output, evaluate=evaluate, resume=resume, title="predictor")
-    for step in range(counted, recipe.table_batches):  # a resumed or a short run counts what it has not seen
-        windows = windows_of(step)
-        routing = target.teach(torch.from_numpy(windows).to(device))[2]
-        assert routing is not None
-        note(windows, routing)
+    count_to(recipe.table_batches)
     learner.save(output / kind)
     save_table(output / "token-frequency", build_table(counts, geometry.top_k), view)
     write_training_record(output, "predictor", *told(learner, recipe), figures, corpus)
