@@ -81,6 +81,10 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
         raise UserError(f"--trees {trees}: expected an integer of at least 0")
     if trees and not drafts:
         raise UserError(f"--trees {trees} with --target, but without --drafter: expected an EAGLE-3 head as well")
+    if trees and config.budget < 2:
+        raise UserError(
+            f"--budget {config.budget}: selects no drafted node to judge by; expected at least 2, or --trees 0"
+        )
     predictors = create_predictors(load_plugins(), config.predictor)
     only = None if held_out_of is None else held_out_ids(held_out_of)
     if config.threads is not None:

@@ -37,7 +37,10 @@ def take_defaults(ctx: click.Context, said: str, path: Path, joined: tuple[str, 
                 kind = "empty" if each is None else f"a {type(each).__name__}"
                 raise UserError(f"{said}: {key} is {kind}, expected one value")
         # As text, so that an option converts it, or refuses it, exactly as from the command line.
-        texts = [str(each) for each in entries]
+        try:
+            texts = [str(each) for each in entries]
+        except ValueError as error:  # an integer of too many digits
+            raise UserError(f"{said}: {key}: {error}") from error
         values[name] = texts if options[name].multiple else ",".join(texts)
     ctx.default_map = values
 

@@ -20,12 +20,15 @@ from ecospec.harness.manifest import checkpoint_hash, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import check_options, data_of, eos_ids, load_target_of, resolve_device
 from ecospec.harness.requests import Renderer, Request
+from ecospec.harness.several import named_suites
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target
 from ecospec.predictors.traces import TracedText, TraceWriter, pack_routing
 from ecospec.suites import load_suite
 from ecospec.suites.rows import read_rows
 
+TEXT = "text"
+"""What the ids of a text file's pieces begin with, as those of a suite's with its name."""
 PIECE = 2048
 """A longer text is traced in pieces of so many tokens, or of the target's context where that is shorter."""
 
@@ -69,8 +72,9 @@ class Tracer:
         """
         plugins = plugins or load_plugins()
         check_options(config, drafter=False)
-        for suite in suites:
-            plugins.find_suite(suite)
+        names = named_suites(config, suites, plugins)
+        if text is not None and TEXT in names.values():
+            raise UserError(f"--text {text} and a suite that is called {TEXT}; expected one of them, or another name")
         device, dtype = resolve_device(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -189,5 +193,5 @@ def _text_source(path: Path, loaded: LoadedTarget, limit: int | None) -> Source:
         if not ids:
             raise UserError(f"data file {str(path)!r}, text {number}: it has no tokens for the target's tokenizer")
         pieces = [ids[start : start + piece] for start in range(0, len(ids), piece)]
-        texts += [(f"text-{number}" + (f".{i}" if len(pieces) > 1 else ""), part) for i, part in enumerate(pieces)]
+        texts += [(f"{TEXT}-{number}" + (f".{i}" if len(pieces) > 1 else ""), part) for i, part in enumerate(pieces)]
     return Source({"text": str(path), "data_sha256": digest, "texts": len(texts)}, texts=tuple(texts))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,15 @@ class TraceWriter:
                     f"{manifest.get(key)!r}; expected the same options"
                 )
             self.shards = read_index(folder)
-            _write_atomically(folder / INDEX, b"".join(map(_line, self.shards)))  # without a line cut short
+            with _told(folder):
+                _write_atomically(folder / INDEX, b"".join(map(_line, self.shards)))  # without a line cut short
         else:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise UserError(f"trace {folder}: not an empty folder; expected a new one, or --resume")
-            (folder / SHARDS).mkdir(parents=True)
             self.shards = []
-            _write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+            with _told(folder):
+                if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                    raise UserError(f"trace {folder}: not an empty folder; expected a new one, or --resume")
+                (folder / SHARDS).mkdir(parents=True)
+                _write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         self.done = {name for shard in self.shards for name in shard.ids}
 
     def append(self, text: TracedText) -> None:
@@ -126,13 +129,14 @@ class TraceWriter:
                 ),
             }
         )
-        _write_atomically(self.folder / SHARDS / name, data)
         tokens = sum(len(text.tokens) for text in self._pending)
         shard = Shard(name, hashlib.sha256(data).hexdigest(), tokens, tuple(text.id for text in self._pending))
-        with (self.folder / INDEX).open("ab") as index:
-            index.write(_line(shard))
-            index.flush()
-            os.fsync(index.fileno())
+        with _told(self.folder):
+            _write_atomically(self.folder / SHARDS / name, data)
+            with (self.folder / INDEX).open("ab") as index:
+                index.write(_line(shard))
+                index.flush()
+                os.fsync(index.fileno())
         self.shards.append(shard)
         self._pending = []
 
@@ -264,16 +268,31 @@ def _read_shard(folder: Path, shard: Shard, geometry: Mapping[str, int]) -> Iter
         raise UserError(f"trace {folder}: shard {shard.name} is damaged: its hash is not the one in {INDEX}")
     try:
         arrays = load_tensors(data)
-        tokens, routing = arrays["tokens"], arrays["routing"]
-        ends = np.cumsum(arrays["lengths"])
-        prompts = arrays["prompt_lengths"]
+        tokens, routing, lengths, prompts = (
+            arrays[name] for name in ("tokens", "routing", "lengths", "prompt_lengths")
+        )
     except (SafetensorError, KeyError) as error:
         raise UserError(f"trace {folder}: shard {shard.name} is no shard of a trace ({error!r})") from error
     expected = (shard.tokens, geometry["moe_layers"], geometry["top_k"])
-    if routing.shape != expected or len(tokens) != shard.tokens or len(ends) != len(shard.ids):
+    if routing.shape != expected or tokens.shape != expected[:1]:
         raise UserError(f"trace {folder}: shard {shard.name} has routing {routing.shape}, expected {expected}")
+    each = (len(shard.ids),)
+    if (
+        any(array.dtype.kind not in "iu" for array in (tokens, routing, lengths, prompts))
+        or lengths.shape != each
+        or prompts.shape != each
+        or lengths.min() < 1
+        or lengths.sum() != shard.tokens
+        or (prompts < 0).any()
+        or (prompts > lengths).any()
+        or not 0 <= tokens.min() <= tokens.max() < geometry["vocab_size"]
+        or routing.max(initial=0) >= geometry["experts"]
+    ):
+        raise UserError(
+            f"trace {folder}: shard {shard.name} has lengths, tokens or experts that no text of its target has"
+        )
     start = 0
-    for name, end, prompt in zip(shard.ids, ends.tolist(), prompts.tolist(), strict=True):
+    for name, end, prompt in zip(shard.ids, np.cumsum(lengths).tolist(), prompts.tolist(), strict=True):
         yield TracedText(name, tokens[start:end], prompt, routing[start:end].transpose(1, 0, 2))
         start = end
 
@@ -281,6 +300,15 @@ def _read_shard(folder: Path, shard: Shard, geometry: Mapping[str, int]) -> Iter
 def _line(shard: Shard) -> bytes:
     facts = {"name": shard.name, "sha256": shard.sha256, "tokens": shard.tokens, "ids": list(shard.ids)}
     return (json.dumps(facts) + "\n").encode()
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"trace {folder}: cannot be written ({error.strerror})") from error
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

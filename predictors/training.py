@@ -110,9 +110,9 @@ def train(
         betas=(0.9, 0.95),
     )
     step, elapsed, best = 0, 0.0, Best(keep_best)
-    if resume and path.exists():
-        step, elapsed = load_checkpoint(path, module, optimizer, best)
     figures: dict[str, Any] = {}
+    if resume and path.exists():
+        step, elapsed, figures = load_checkpoint(path, module, optimizer, best)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     began = last_saved = time.monotonic()
     before = elapsed
@@ -144,14 +144,14 @@ def train(
                 with torch.no_grad():
                     figures.update(evaluate())
                 if keep_best and best.note(figures):
-                    save_checkpoint(folder / BEST, module, optimizer, step, elapsed, best)
+                    save_checkpoint(folder / BEST, module, optimizer, step, elapsed, best, figures)
             log.write(json.dumps(figures) + "\n")
             log.flush()
             shown = " ".join(f"{k} {v:.3f}" for k, v in seen.items())
             bar.update(task, completed=step, description=f"{title} {shown}")
             # What was the best must not be older in the checkpoint than in its own file.
             if done or (keep_best and evaluated) or now - last_saved > config.checkpoint_every_seconds:
-                save_checkpoint(path, module, optimizer, step, elapsed, best)
+                save_checkpoint(path, module, optimizer, step, elapsed, best, figures)
                 last_saved = now
     if best.found:
         load_checkpoint(folder / BEST, module, optimizer, Best(keep_best))
@@ -174,10 +174,12 @@ def refuse_another_run(folder: Path, *, resume: bool) -> None:
         raise UserError(f"{folder} already holds a training run; give --resume, or another --output")
 
 
-def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, best: Best) -> tuple[int, float]:
+def load_checkpoint(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, best: Best
+) -> tuple[int, float, dict[str, Any]]:
     """Put the trainable parameters, the optimiser's state and the best evaluation back.
 
-    Returns step and elapsed seconds.
+    Returns step, elapsed seconds, and the figures that were logged last.
 
     Raises:
         UserError: the file is damaged, or of another training.
@@ -192,7 +194,7 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
         module.load_state_dict(state["module"], strict=False)  # what is not trained is not in it
         optimizer.load_state_dict(state["optimizer"])
         best.found, best.stale = dict(state["best"]), int(state["stale"])
-        return int(state["step"]), float(state["elapsed"])
+        return int(state["step"]), float(state["elapsed"]), dict(state["figures"])
     except Exception as error:  # unpickling damaged bytes may raise anything
         reason = " ".join(str(error).split())[:300]
         raise UserError(
@@ -201,7 +203,13 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
 
 
 def save_checkpoint(
-    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, elapsed: float, best: Best
+    path: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    elapsed: float,
+    best: Best,
+    figures: Mapping[str, Any],
 ) -> None:
     """Write all that `load_checkpoint` puts back; a kill leaves the old or the new file."""
     state = {
@@ -211,6 +219,7 @@ def save_checkpoint(
         "elapsed": elapsed,
         "best": best.found,
         "stale": best.stale,
+        "figures": dict(figures),
     }
     partial = path.with_suffix(".partial")
     torch.save(state, partial)

@@ -167,9 +167,11 @@ class FeatureLearner(Learner):
 
         The first k + 1 tokens have none after k steps; there they are zero.
         """
+        states = torch.zeros(self.shape.draft_steps, *ids.shape, self._drafter.hidden_size, dtype=torch.bfloat16)
+        if ids.shape[1] == 1:
+            return states
         own = self._embedding if self._head.own_embedding is None else self._head.own_embedding
         unrolled = unrolled_states(self._head, own[ids[:, 1:]], features()[:, :-1], self.shape.draft_steps)
-        states = torch.zeros(len(unrolled), *ids.shape, self._drafter.hidden_size, dtype=torch.bfloat16)
         for k, found in enumerate(unrolled):  # entry t holds the token t + 1
             states[k, :, 1 + k :] = found[:, k:].to(states)
         return states
@@ -228,8 +230,12 @@ def told(learner: Learner, recipe: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def training_loss(views: Sequence[View]) -> Tensor:
-    """The mean over the views of the cross-entropy (section 4.1 of the paper)."""
-    return torch.stack([learned.routing_loss(view.logits[None], view.routing) for view in views]).mean()
+    """The mean over the views of the cross-entropy (section 4.1 of the paper).
+
+    Texts of a few tokens have none that is met deep in a draft: a view without tokens counts for nothing.
+    """
+    losses = [learned.routing_loss(view.logits[None], view.routing) for view in views if len(view.logits)]
+    return torch.stack(losses).mean() if losses else torch.stack([view.logits.sum() for view in views]).sum()
 
 
 def hits_by_layer(guess: Tensor, routing: Tensor) -> Tensor:

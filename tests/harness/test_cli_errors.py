@@ -293,6 +293,7 @@ def test_a_training_that_cannot_be_is_one_line_and_writes_nothing(
         ("{", "{}", "not readable as JSON"),
         ('{"rows": [{}]}', "{}", "label"),
         ('{"rows": []}', "{", "not readable as JSON"),
+        ("[" * 100_000, "{}", "not readable as JSON"),
         ('{"rows": []}', "{}", "training.json"),
     ],
 )

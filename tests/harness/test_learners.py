@@ -201,3 +201,24 @@ def test_a_feature_training_needs_the_drafter_of_its_target(checkpoints: Checkpo
         new_learner("feature", target, target_view(target), drafter=None, shape=None)  # the embedded one
     shape = PredictorShape(width=16, layers=1, heads=2)
     assert new_learner("learned", target, target_view(target), drafter=None, shape=shape).kind == "learned"
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2,), (3, 1), (1, 1, 1), (9, 2)])
+def test_texts_of_a_few_tokens_are_trained_on_as_far_as_they_go(
+    learner: FeatureLearner, target: Target, lengths: tuple[int, ...]
+) -> None:
+    """Such a text has no token that is met deep in a draft; of one token it has none that is met at all."""
+    rng = np.random.default_rng(0)
+    layers, experts, top_k = target.geometry.moe_layers, target.geometry.experts, target.geometry.top_k
+    samples = []
+    for length in lengths:
+        tokens = rng.integers(0, 300, length)
+        routing = rng.permuted(np.tile(np.arange(experts), (layers, length, 1)), axis=-1)[..., :top_k]
+        samples.append(Sample(tokens, routing, 0, context_of(learner, target, tokens.tolist())))
+    loss = training_loss(learner.views(batch_of(samples, "cpu")))
+    loss.backward()
+    assert torch.isfinite(loss)
+    gradients = [p.grad for p in learner.module.parameters()]
+    assert all(grad is not None and torch.isfinite(grad).all() for grad in gradients)
+    assert (float(loss.detach()) > 0) == (max(lengths) > 1)
+    learner.module.zero_grad()

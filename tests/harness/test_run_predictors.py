@@ -120,6 +120,8 @@ def test_without_a_drafter_there_are_no_draft_trees(
         refused = evaluated(command, checkpoints, "--trees", trees)
         assert refused.code == 2
         assert said in refused.err
+    refused = evaluated(command, checkpoints, "--drafter", checkpoints.drafter, "--budget", 1)
+    assert (refused.code, "--budget 1: selects no drafted node" in refused.err) == (2, True)
 
 
 def test_a_feature_predictor_is_trained_judged_and_run_by_the_same_commands(

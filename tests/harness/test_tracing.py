@@ -17,6 +17,7 @@ from ecospec.harness.loading import load_target, target_view
 from ecospec.harness.records import AR, read_records
 from ecospec.harness.tracing import Tracer
 from ecospec.predictors.traces import TracedText, open_trace
+from ecospec.suites.task_file import builtin_files
 
 
 @pytest.fixture
@@ -130,12 +131,20 @@ def test_an_interrupted_trace_goes_on_to_the_same_files(
         (("--text", "empty.jsonl"), "data file 'empty.jsonl' has no rows"),
         (("--suite", "amc", "--resume"), "no manifest.json; expected a folder that ecospec-bench trace has written"),
         (("--suite", "amc", "--policy", "marginal"), "No such option"),
+        (("--suite", "one.yaml,two.yaml"), "two suites are called mine"),
+        (("--suite", "three.yaml", "--text", "texts.jsonl"), "--text texts.jsonl and a suite that is called text"),
+        (("--suite", "amc", "--limit", 1, "--output", "empty.jsonl/trace"), "cannot be written (Not a directory)"),
     ],
 )
 def test_a_mistake_is_one_line(
     trace: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "texts.jsonl").write_text('{"text": "Sam has 3 pens"}\n', encoding="utf-8")
+    for file, name in (("one", "mine"), ("two", "mine"), ("three", "text")):
+        own = builtin_files()["amc"].read_text(encoding="utf-8").replace("task: amc", f"task: {name}")
+        own = own.replace("process_results: !function score.math_results\n", "")
+        (tmp_path / f"{file}.yaml").write_text(own, encoding="utf-8")
     ran = trace(*arguments)
     assert ran.code == 2
     assert message in ran.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ecospec.harness.training.target import TargetRecipe, TargetShape, train_tar
 from ecospec.policies import MarginalCost
 from ecospec.predictors.learned import load_learned
 from ecospec.predictors.token_frequency import build_table, load_table
+from ecospec.predictors.training import LoopConfig
 
 SHAPE = TargetShape(
     vocab_size=280,
@@ -310,3 +312,34 @@ def test_a_head_that_reads_other_layers_is_refused(bench: Bench, tmp_path: Path)
     with pytest.raises(UserError, match=r"--start .*: it reads layers \(0, 1, 2\); expected \(0, 0, 2\)"):
         train_drafter(bench.folder / "target", bench.corpus, tmp_path / "drafter", shape=shape, recipe=recipe)
     assert not (tmp_path / "drafter").exists()
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+def test_a_resumed_training_counts_the_table_of_an_unbroken_one(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+) -> None:
+    windows = Corpus.windows
+
+    def stopping(self: Corpus, count: int, length: int, *, seed: int, step: int) -> Any:
+        if step == stopped_at:
+            raise InterruptedError
+        return windows(self, count, length, seed=seed, step=step)
+
+    def run(**more: Any) -> dict[str, Any]:
+        return train_predictor(
+            bench.folder / "target", bench.corpus, tmp_path, shape=PREDICTOR_SHAPE, recipe=PREDICTOR_RECIPE, **more
+        )
+
+    every_step = partial(LoopConfig, checkpoint_every_seconds=-1.0)
+    monkeypatch.setattr("ecospec.harness.training.predictor.LoopConfig", every_step)
+    monkeypatch.setattr(Corpus, "windows", stopping)
+    with pytest.raises(InterruptedError):
+        run()
+    monkeypatch.setattr(Corpus, "windows", windows)
+    figures = run(resume=True)
+    for part in ("learned", "token-frequency"):
+        whole = bench.folder / "predictor" / part / "model.safetensors"
+        assert (tmp_path / part / "model.safetensors").read_bytes() == whole.read_bytes()
+    timed = {"seconds", "train_seconds"}
+    unbroken = bench.figures["predictor"]
+    assert {k: v for k, v in figures.items() if k not in timed} == {k: v for k, v in unbroken.items() if k not in timed}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from ecospec.errors import UserError
 from ecospec.predictors import traces
@@ -197,3 +200,32 @@ def test_a_trace_of_a_target_with_the_same_sizes_is_refused(tmp_path: Path) -> N
     write(tmp_path / "trace", texts(2))
     with pytest.raises(UserError, match="made from a target with embedding_sha256"):
         open_trace(tmp_path / "trace", replace(VIEW, embedding=torch.ones(64, 4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("lengths", lambda a: a * 2),
+        ("lengths", lambda a: a * 0),
+        ("lengths", lambda a: a[:-1]),
+        ("prompt_lengths", lambda a: a * 0 - 1),
+        ("prompt_lengths", lambda a: a + 100),
+        ("prompt_lengths", lambda a: a[:-1]),
+        ("tokens", lambda a: a + VIEW.vocab_size),
+        ("tokens", lambda a: a * 0 - 1),
+        ("tokens", lambda a: a.astype(np.float32)),
+        ("routing", lambda a: a + VIEW.experts),
+        ("routing", lambda a: a.astype(np.float32)),
+    ],
+)
+def test_a_shard_with_what_no_text_of_the_target_has_is_one_line(
+    tmp_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    write(tmp_path / "trace", texts(3))
+    path, index = tmp_path / "trace" / "shards" / "00000.safetensors", tmp_path / "trace" / "index.jsonl"
+    arrays = load_file(path)
+    save_file({**arrays, name: change(arrays[name])}, path)
+    line = json.loads(index.read_text())
+    index.write_text(json.dumps({**line, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}) + "\n")
+    with pytest.raises(UserError, match=r"shard 00000\.safetensors has lengths, tokens or experts"):
+        list(open_trace(tmp_path / "trace", VIEW))

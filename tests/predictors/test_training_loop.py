@@ -77,9 +77,9 @@ def whole_first_loss(folder: Path) -> float:
 
 
 def test_resuming_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
-    Toy().run(tmp_path)
+    figures = Toy().run(tmp_path)
     again = Toy()
-    assert again.run(tmp_path, resume=True)["steps"] == 9
+    assert again.run(tmp_path, resume=True) == figures  # a kill may come before they are written down
     assert again.seen == []
 
 
