@@ -91,7 +91,7 @@ def accuracy_of(
             continue
         true = text.routing[:, start:].astype(np.int64)
         seen = _no_drafter if states_of is None else partial(states_of, text)
-        request = PredictionRequest(text.tokens[:start].tolist(), len(text.tokens), partial(_shown, true), seen)
+        request = PredictionRequest(tuple(text.tokens[:start].tolist()), len(text.tokens), partial(_shown, true), seen)
         asked = AskedBatch(name, bound, shape, [request], oracle=oracle)
         # The written tokens are a draft tree of a single path.
         sets = asked.predict([DraftTree.chain(tokens.astype(np.int64), np.ones(len(tokens)))])[0]
@@ -115,22 +115,22 @@ def _no_drafter(tree: DraftTree) -> NodeStates:
     raise UserError("a predictor reads the drafter's states, but there is no drafter; expected --drafter")
 
 
-def held_out_ids(folder: Path) -> set[str]:
-    """The texts that a training from traces held out, by its ``training.json``.
+def held_out_of(folder: Path) -> set[str]:
+    """The texts that a training from traces held out, by its ``training.json``, as `TracedText.given`.
 
     Raises:
         UserError: there is none, or it names none.
     """
     path = folder / "training.json"
     try:
-        ids = json.loads(path.read_text(encoding="utf-8"))["held_out_ids"]
-        if not (isinstance(ids, list) and ids and all(isinstance(name, str) for name in ids)):
-            raise ValueError("held_out_ids is no list of texts")
+        given = json.loads(path.read_text(encoding="utf-8"))["held_out"]
+        if not (isinstance(given, list) and given and all(isinstance(name, str) for name in given)):
+            raise ValueError("held_out is no list of texts")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"--held-out-of {folder}: no training from traces ({type(error).__name__}: {error}); expected its --output"
         ) from error
-    return set(ids)
+    return set(given)
 
 
 def accuracy_tables(found: Mapping[str, Accuracy]) -> list[Table]:

@@ -82,12 +82,12 @@ def write_bundle(
             shutil.copyfile(source, destination)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be written ({error.strerror})") from error
-    facts["accuracy"] = measured_accuracy(output)
+    facts["accuracy"] = measured_accuracy(output, [*kinds.values(), TABLE])
     (output / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (output / CARD).write_text(card(facts), encoding="utf-8")
 
 
-def measured_accuracy(folder: Path) -> dict[str, Any]:
+def measured_accuracy(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
     """How often a bundle's predictors are right: `evaluate` on what its target answers to the embedded samples.
 
     A few problems of every suite; the same on every machine, up to float noise in the target's choices.
@@ -96,7 +96,6 @@ def measured_accuracy(folder: Path) -> dict[str, Any]:
     from ecospec.harness.tracing import Tracer
     from ecospec.suites import SUITES
 
-    kinds = sorted(path.name for path in (folder / "predictor").iterdir() if path.is_dir())
     config = RunConfig(
         suite="",
         policy=("marginal-cost",),
@@ -137,7 +136,7 @@ def check_card(folder: Path) -> list[str]:
             wrong.append(f"{CARD}: it is not the page of {FACTS}")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{folder}: not a whole bundle ({error})") from error
-    before, now = dict(_figures(recorded)), dict(_figures(measured_accuracy(folder)))
+    before, now = dict(_figures(recorded)), dict(_figures(measured_accuracy(folder, list(recorded))))
     for name in sorted(before.keys() | now.keys()):
         a, b = before.get(name, math.nan), now.get(name, math.nan)
         allowed = TOLERANCE * max(1.0, abs(a))

@@ -34,10 +34,9 @@ class Expansion:
     states: Tensor
 
     def node_states(self, tree: DraftTree) -> NodeStates:
-        """The states for all nodes of the tree that grew, or of its first part."""
-        rows = np.full(max(tree.size, int(self.nodes.max()) + 1), -1)
+        """The states for all nodes of the tree that grew."""
+        rows = np.full(tree.size, -1)
         rows[self.nodes] = np.arange(len(self.nodes))
-        rows = rows[: tree.size]
         own = rows >= 0
         # Only an expanded node has children.
         rows = np.where(own, rows, rows[tree.parents])
@@ -65,7 +64,7 @@ class DrafterSession:
         self.embedding = embedding if head.own_embedding is None else head.own_embedding
         self.cache = SlotCache(1, capacity) if cache is None else cache
         self.root_state: Tensor | None = None
-        self.expansion: Expansion | None = None
+        self.drafted: tuple[DraftTree, Expansion] | None = None
         every = torch.arange(capacity, device=embedding.device)[None]
         with torch.inference_mode():
             self._cosines, self._sines = head.rotary(embedding, every)
@@ -122,15 +121,19 @@ class DrafterSession:
 
         grown = draft_trees(self.head, self.root_state, [bonus], [steps], top_k, run)
         self.cache.truncate(base)
-        tree, self.expansion = grown[0]
-        return tree
+        self.drafted = grown[0]
+        return grown[0][0]
 
     def node_states(self, tree: DraftTree) -> NodeStates:
-        """The head's states for the nodes of the tree that `draft` gave last."""
-        if self.expansion is None:
-            raise RuntimeError("draft a tree before asking for its states")
+        """The head's states for the nodes of the tree that `draft` gave last.
+
+        Raises:
+            ValueError: it is another tree.
+        """
+        if self.drafted is None or tree is not self.drafted[0]:
+            raise ValueError("the drafter has states for the tree that it drafted last, and for no other")
         with torch.inference_mode():
-            return self.expansion.node_states(tree)
+            return self.drafted[1].node_states(tree)
 
 
 class DrafterBatch:
@@ -204,9 +207,9 @@ class DrafterBatch:
             return states
 
         grown = draft_trees(first.head, torch.cat(roots), bonuses, steps, top_k, run)
-        for session, base, (_, expansion) in zip(self.sessions, bases, grown, strict=True):
+        for session, base, drafted in zip(self.sessions, bases, grown, strict=True):
             session.cache.truncate(base)
-            session.expansion = expansion
+            session.drafted = drafted
         return [tree for tree, _ in grown]
 
     def leave(self, index: int) -> None:
@@ -269,15 +272,15 @@ def draft_trees(
     if not np.isfinite(probs).all():
         raise UserError("the drafter gives probabilities that are no numbers; its weights are damaged")
     nodes = [top_k + (depth - 1) * top_k**2 if depth > 0 else 0 for depth in steps]
-    kept = torch.cat(expanded, dim=1)
-    return [
-        # A node's children stand together, in the order in which the nodes were expanded.
-        (
-            _rooted(bonus, drafted[row, :n], parent_ids[row, :n], probs[row, :n]),
-            Expansion(parent_ids[row, ::top_k], kept[row]),
-        )
-        for row, (bonus, n) in enumerate(zip(bonuses, nodes, strict=True))
-    ]
+    states = torch.cat(expanded, dim=1)
+    grown_trees = []
+    for row, (bonus, depth, n) in enumerate(zip(bonuses, steps, nodes, strict=True)):
+        tree = _rooted(bonus, drafted[row, :n], parent_ids[row, :n], probs[row, :n])
+        # A node's children stand together, in the order in which the nodes were expanded; those of the last level of a
+        # shallower tree were expanded for its neighbours alone.
+        count = 1 + top_k * max(0, depth - 1)
+        grown_trees.append((tree, Expansion(parent_ids[row, ::top_k][:count], states[row, :count])))
+    return grown_trees
 
 
 def _rooted(bonus: int, tokens: np.ndarray, parents: np.ndarray, probs: np.ndarray) -> DraftTree:

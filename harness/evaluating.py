@@ -13,7 +13,8 @@ import torch
 from rich.table import Table
 
 from ecospec.errors import UserError
-from ecospec.harness.accuracy import Accuracy, accuracy_json, accuracy_of, accuracy_tables, held_out_ids
+from ecospec.harness.accuracy import Accuracy, accuracy_json, accuracy_of, accuracy_tables
+from ecospec.harness.accuracy import held_out_of as read_held_out
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.eagle3 import Eagle3Head
@@ -86,7 +87,7 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
             f"--budget {config.budget}: selects no drafted node to judge by; expected at least 2, or --trees 0"
         )
     predictors = create_predictors(load_plugins(), config.predictor)
-    only = None if held_out_of is None else held_out_ids(held_out_of)
+    only = None if held_out_of is None else read_held_out(held_out_of)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = resolve_device(config)
@@ -98,7 +99,7 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
         view = replace(view, drafter=drafter_view(config, head))
     bound = {label: bind(predictor, view) for label, predictor in predictors.items()}
     opened = [open_trace(folder, view) for folder in folders]
-    texts = [text for trace in opened for text in trace if only is None or text.id in only]
+    texts = [text for trace in opened for text in trace if only is None or text.given in only]
     if not texts:
         raise UserError("none of the traces' texts was held out by that training; expected the traces it was made from")
     states = None if head is None else partial(states_of_text, loaded.target, head)

@@ -99,7 +99,7 @@ def tree_accuracy_of(
     for text in texts:
         answer = len(text.tokens) - text.prompt_tokens
         rule = StopRule(loaded.tokenizer, answer, eos)
-        stream = Stream(text.tokens[: text.prompt_tokens].tolist(), TokenChooser(Sampling(), text.id), rule)
+        stream = Stream(tuple(text.tokens[: text.prompt_tokens].tolist()), TokenChooser(Sampling(), text.id), rule)
         decode_speculative_batch(target, method, [stream], observe)
     if not found.costs:
         raise UserError("the texts give no draft trees; expected prompts with answers of several tokens")

@@ -103,7 +103,8 @@ class AskedBatch:
         if not isinstance(routings, list | tuple) or len(routings) != len(trees):
             found = f"{len(routings)} entries" if isinstance(routings, list | tuple) else f"a {type(routings).__name__}"
             raise self._broken(f"predict returned {found} for {len(trees)} requests")
-        return [self._sets(routing, tree) for routing, tree in zip(routings, trees, strict=True)]
+        with blaming(self._name):  # an array of its own kind may raise when it is looked at
+            return [self._sets(routing, tree) for routing, tree in zip(routings, trees, strict=True)]
 
     def _sets(self, routing: object, tree: DraftTree) -> ExpertSets:
         expected = (self._layers, tree.size, self._top_k)

@@ -56,6 +56,14 @@ class TracedText:
             raise ValueError(f"{self.prompt_tokens} prompt tokens of {len(self.tokens)}")
 
     @property
+    def given(self) -> str:
+        """SHA-256 of the tokens that were given: the prompt, or all of a text that was only read.
+
+        It tells texts apart across traces, and is the same for two answers to one prompt.
+        """
+        return hashlib.sha256(self.tokens[: self.prompt_tokens or None].tobytes()).hexdigest()
+
+    @property
     def judged_from(self) -> int:
         """Index of the first token that a predictor is judged by: the first that the target wrote itself, as those
         that it meets while decoding; of a text that was only read, the second."""

@@ -75,14 +75,17 @@ class Sample:
 def split_texts(texts: Sequence[TracedText], share: float, seed: int) -> tuple[list[TracedText], list[TracedText]]:
     """Texts to train on, and at least one that is held out; which is which depends on the seed alone.
 
+    Answers to the same prompt are on the same side.
+
     Raises:
-        UserError: there are fewer than two.
+        UserError: there are fewer than two prompts.
     """
-    if len(texts) < 2:
-        raise UserError(f"{len(texts)} traced text(s); expected at least two, one to train on and one held out")
-    count = min(len(texts) - 1, max(1, round(share * len(texts))))
-    held = set(np.random.default_rng(seed).permutation(len(texts))[:count].tolist())
-    return [t for i, t in enumerate(texts) if i not in held], [t for i, t in enumerate(texts) if i in held]
+    given = list(dict.fromkeys(text.given for text in texts))
+    if len(given) < 2:
+        raise UserError(f"{len(given)} traced prompt(s); expected at least two, one to train on and one held out")
+    count = min(len(given) - 1, max(1, round(share * len(given))))
+    held = {given[i] for i in np.random.default_rng(seed).permutation(len(given))[:count]}
+    return [t for t in texts if t.given not in held], [t for t in texts if t.given in held]
 
 
 def samples(
@@ -228,7 +231,7 @@ def train_on_traces(
     facts = {
         "traces": [_facts(trace) for trace in traces],
         "texts": len(training),
-        "held_out_ids": [text.id for text in held_out],
+        "held_out": sorted({text.given for text in held_out}),
         "tokens": sum(len(text.tokens) for text in training),
         "tokens_held_out": sum(len(text.tokens) for text in held_out),
     }

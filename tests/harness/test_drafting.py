@@ -21,7 +21,7 @@ from torch import Tensor
 
 import ecospec.harness.drafting as drafting
 from ecospec.errors import UserError
-from ecospec.harness.drafting import DrafterSession
+from ecospec.harness.drafting import DrafterBatch, DrafterSession
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.training.drafter import unrolled_states
 from ecospec.policies import DraftTree
@@ -264,24 +264,35 @@ def test_a_tree_of_the_root_alone_has_the_roots_state() -> None:
     found = session.node_states(session.draft(setting.following[-1], 0, 2))
     assert (found.own.tolist(), found.rows.tolist()) == ([True], [0])
     assert torch.equal(found.states, session.root_state)
-    with pytest.raises(RuntimeError, match="draft a tree"):
+    with pytest.raises(ValueError, match="for the tree that it drafted last"):
         setting.session().node_states(DraftTree.chain(np.array([1]), np.ones(1)))
 
 
-def test_the_first_part_of_a_tree_has_the_states_of_the_whole() -> None:
-    """In a batch all trees grow as deep as the deepest; a node that is a leaf of the shallower part was expanded."""
+@pytest.mark.parametrize("depths", [(3, 2, 1), (1, 4, 0), (2, 2, 2)])
+def test_a_tree_has_the_same_states_in_a_batch_as_alone(depths: tuple[int, ...]) -> None:
+    """In a batch all trees grow as deep as the deepest; a leaf of a shallower one has its parent's state even so."""
+    setting = Setting()
+    batch = DrafterBatch(setting.head, setting.embedding, [80] * 3)
+    for row in range(3):
+        batch.start(row, setting.following[row:], setting.features[row:])
+    bonuses = [setting.following[-1]] * 3
+    for row, tree in enumerate(batch.draft(bonuses, depths, 2)):
+        single = DrafterSession(setting.head, setting.embedding, 80)
+        single.extend(setting.following[row:], setting.features[row:])
+        expected = single.node_states(single.draft(bonuses[row], depths[row], 2))
+        found = batch.sessions[row].node_states(tree)
+        assert torch.equal(found.own, expected.own)
+        assert torch.allclose(found.states[found.rows], expected.states[expected.rows], atol=1e-5)
+
+
+def test_there_are_states_for_the_tree_that_was_drafted_last_only() -> None:
     setting = Setting()
     session = setting.session()
-    bonus = setting.following[-1]
-    whole = session.draft(bonus, 3, 2)
-    expansion = session.expansion
-    assert expansion is not None
-    states = expansion.node_states(whole)
-    for steps in (0, 1, 2):
-        part = setting.session().draft(bonus, steps, 2)
-        found = expansion.node_states(part)
-        assert torch.equal(found.own, states.own[: part.size])
-        assert torch.equal(found.states[found.rows], states.states[states.rows[: part.size]])
+    first = session.draft(setting.following[-1], 3, 2)
+    session.node_states(first)
+    session.draft(setting.following[-1], 2, 2)
+    with pytest.raises(ValueError, match="for the tree that it drafted last"):
+        session.node_states(first)
 
 
 def test_extending_gives_the_states_of_what_was_added() -> None:

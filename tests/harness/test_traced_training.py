@@ -148,7 +148,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_a_training(
 
 
 def test_texts_are_split_and_batched_each_once(view: TargetView) -> None:
-    texts = made_up(view, 25, by_previous=False)
+    texts = list({text.given: text for text in made_up(view, 40, by_previous=False)}.values())[:25]
     training, held_out = split_texts(texts, 0.2, seed=3)
     assert (len(training), len(held_out)) == (20, 5)
     assert {t.id for t in training} | {t.id for t in held_out} == {t.id for t in texts}
@@ -157,6 +157,13 @@ def test_texts_are_split_and_batched_each_once(view: TargetView) -> None:
     assert [len(part) for part in split_texts(texts[:2], 0.01, seed=0)] == [1, 1]
     with pytest.raises(UserError, match="1 traced text"):
         split_texts(texts[:1], 0.2, seed=0)
+    again = [TracedText(f"again-{i}", text.tokens[::-1], 0, text.routing) for i, text in enumerate(texts)]
+    again += [
+        TracedText(f"other-{i}", np.append(text.tokens[:2], 5), 2, text.routing[:, :3]) for i, text in enumerate(texts)
+    ]
+    sides = [{text.given for text in side} for side in split_texts([*texts, *again], 0.2, seed=3)]
+    assert not sides[0] & sides[1]  # another answer to a prompt is on the prompt's side
+    assert [len(side) for side in sides] == [40, 10]
     batches = epoch_batches(10, 4, seed=0, epoch=1)
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert sorted(np.concatenate(batches).tolist()) == list(range(10))
@@ -266,7 +273,7 @@ def test_a_training_that_held_nothing_out_is_no_choice(
     command: Callable[..., Any], checkpoints: Checkpoints, view: TargetView, tmp_path: Path
 ) -> None:
     write(tmp_path / "trace", made_up(view, 3, by_previous=False), view)
-    (tmp_path / "training.json").write_text('{"held_out_ids": ["elsewhere-1"]}')
+    (tmp_path / "training.json").write_text('{"held_out": ["elsewhere-1"]}')
     arguments = ("--target", checkpoints.target, "--trace", "trace", "--predictor", "noisy-oracle")
     for folder, said in ((".", "none of the traces' texts was held out"), ("nowhere", "no training from traces")):
         ran = command("evaluate", *arguments, "--held-out-of", folder)

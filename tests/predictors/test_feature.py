@@ -119,13 +119,13 @@ def test_it_reads_the_states_of_the_tree_that_was_drafted() -> None:
         if gone is not None:
             for memory in (drafters, batch, remaining):
                 memory.leave(gone) if not isinstance(memory, list) else memory.pop(gone)
-        trees = drafters.draft([prompts[i][-1] for i in remaining], [3, 2, 1][: len(remaining)], 2)
+        depths = [3, 2, 1][: len(remaining)]
+        trees = drafters.draft([prompts[i][-1] for i in remaining], depths, 2)
         found = batch.predict(trees)
-        for i, tree, routing in zip(remaining, trees, found, strict=True):
+        for i, depth, tree, routing in zip(remaining, depths, trees, found, strict=True):
             alone = DrafterSession(head, target.embedding, 40)
             alone.extend(prompts[i], features[i])
-            alone.draft(prompts[i][-1], 3, 2)
-            states = alone.node_states(tree)
+            states = alone.node_states(alone.draft(prompts[i][-1], depth, 2))
             for node in range(tree.size):
                 expected = by_hand(
                     bound, int(tree.tokens[node]), states.states[states.rows[node]], bool(states.own[node])
