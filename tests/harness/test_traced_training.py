@@ -155,12 +155,12 @@ def test_texts_are_split_and_batched_each_once(view: TargetView) -> None:
     assert [t.id for t in split_texts(texts, 0.2, seed=3)[1]] == [t.id for t in held_out]
     assert [t.id for t in split_texts(texts, 0.2, seed=4)[1]] != [t.id for t in held_out]
     assert [len(part) for part in split_texts(texts[:2], 0.01, seed=0)] == [1, 1]
-    with pytest.raises(UserError, match="1 traced text"):
+    with pytest.raises(UserError, match="1 traced prompt"):
         split_texts(texts[:1], 0.2, seed=0)
     again = [TracedText(f"again-{i}", text.tokens[::-1], 0, text.routing) for i, text in enumerate(texts)]
-    again += [
-        TracedText(f"other-{i}", np.append(text.tokens[:2], 5), 2, text.routing[:, :3]) for i, text in enumerate(texts)
-    ]
+    for text in texts:
+        tokens = np.array([*text.tokens[:2], 5], dtype=np.int32)
+        again.append(TracedText(f"other-{text.id}", tokens, 2, text.routing[:, :3]))
     sides = [{text.given for text in side} for side in split_texts([*texts, *again], 0.2, seed=3)]
     assert not sides[0] & sides[1]  # another answer to a prompt is on the prompt's side
     assert [len(side) for side in sides] == [40, 10]
@@ -245,7 +245,7 @@ def test_four_commands_lead_from_a_trace_to_a_run(
         (("--trace", "trace", "--epochs", 0), "--epochs 0: expected an integer of at least 1"),
         (("--trace", "trace", "--batch-size", 0), "--batch-size 0: expected an integer of at least 1"),
         (("--trace", "nowhere"), "trace nowhere: no manifest.json"),
-        (("--trace", "single"), "1 traced text(s); expected at least two"),
+        (("--trace", "single"), "1 traced prompt(s); expected at least two"),
         (("--trace", "other"), "trace other: made from a target with moe_layers = "),
     ],
 )

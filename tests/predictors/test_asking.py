@@ -130,6 +130,19 @@ def test_what_is_no_routing_of_the_tree_is_refused(change: Callable[[Any], Any],
     assert said in refusal(lambda: batch.predict(trees()))
 
 
+class Trapped(np.ndarray):
+    """Leaves the process when it is looked at."""
+
+    @property
+    def shape(self) -> Any:
+        raise SystemExit(0)
+
+
+def test_an_array_of_a_kind_of_its_own_is_the_predictors_fault() -> None:
+    batch = opened(Bound(lambda truth: Session(lambda tree: right(tree).view(Trapped))))
+    assert "raised SystemExit" in refusal(lambda: batch.predict(trees()))
+
+
 @pytest.mark.parametrize("returned", [None, [], [1, 2, 3], {}])
 def test_a_batch_has_one_entry_for_each_request(returned: Any) -> None:
     class Short(EachAlone):
