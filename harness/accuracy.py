@@ -140,7 +140,11 @@ def accuracy_tables(found: Mapping[str, Accuracy]) -> list[Table]:
     by_source = [[name, *(_share(a.mean(name)) for a in found.values()), f"{first.tokens[name]:,}"] for name in sources]
     layers = range(len(first.by_layer()))
     by_layer = [[str(layer), *(_share(float(a.by_layer()[layer])) for a in found.values())] for layer in layers]
-    return [plain_table(["text", *found, "tokens"], by_source), plain_table(["MoE layer", *found], by_layer)]
+    title = "accuracy: share of the true experts that were predicted, over what the target wrote"
+    return [
+        plain_table(["text", *found, "tokens"], by_source, title),
+        plain_table(["MoE layer", *found], by_layer, f"{title}, by layer"),
+    ]
 
 
 def accuracy_json(found: Mapping[str, Accuracy]) -> dict[str, Any]:
@@ -159,9 +163,10 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
     """A table of text, its first column on the left."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    named: dict[str, Any] = {"title": Text(title), "title_justify": "left"} if title else {}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, **named)
     for index, label in enumerate(header):
         table.add_column(Text(label), justify="right" if index else "left")
     for row in rows:

@@ -325,8 +325,13 @@ def evaluate_command(
     console = Console(width=console_width())
     for table in found.tables():
         console.print(table)
+    if held_out_of is None:
+        print(
+            "a predictor that was trained on these texts is flattered; --held-out-of judges it by what it has not seen"
+        )
     if output is not None:
         write_json(found, output)
+        print(f"written to {output}")
 
 
 def card_command(folder: Path | None) -> int:

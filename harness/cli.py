@@ -137,7 +137,7 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
 @option(
     "--trees",
     type=int,
-    help="Texts that are decoded anew, to judge by draft trees.  [default: 8 with a drafter, else 0]",
+    help="Texts that are decoded anew, to judge by draft trees.  [default: 8 where there are a drafter and answers]",
     show_default=False,
 )
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")

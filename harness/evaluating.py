@@ -70,13 +70,15 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
         config: target, drafter, predictors, and the size of draft trees; nothing else is used.
         folders: traces of that target.
         held_out_of: a training from these traces; only what it held out counts. None for all texts.
-        trees: so many texts are decoded anew, to judge by draft trees; None for `TREES` where there is a drafter.
+        trees: so many texts are decoded anew, to judge by draft trees; None for `TREES` where there are a drafter and
+            texts with answers.
 
     Raises:
         UserError: a part or a trace does not fit, or there is nothing to judge by.
     """
     check_options(config, drafter=False)
     drafts = config.target is None or config.drafter is not None
+    by_default = trees is None
     trees = TREES * drafts if trees is None else trees
     if trees < 0:
         raise UserError(f"--trees {trees}: expected an integer of at least 0")
@@ -108,6 +110,8 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
         for label, predictor in predictors.items()
     }
     drafted: dict[str, TreeAccuracy] = {}
+    if by_default and not answered(texts, 1):
+        trees = 0
     if trees and head is not None:
         sizes = (config.budget, config.draft_steps, config.draft_topk)
         for label, predictor in predictors.items():

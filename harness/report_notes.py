@@ -31,11 +31,19 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
         f"batches of {manifest['batch_size']}" if manifest.get("batch_size", 1) > 1 else "",
         f"γ = {manifest['budget']}" if "budget" in manifest else "",
         f"T = {manifest['temperature']:g}" if "temperature" in manifest else "",
+        _predictors(report, manifest),
         str(manifest.get("dtype") or ""),
         str(manifest.get("device") or ""),
         f"{threads} thread{'s' if threads != 1 else ''}" if threads else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _predictors(report: Report, manifest: Mapping[str, Any]) -> str:
+    """The predictors, where a method uses any; with several, the methods' labels say which."""
+    used = any(row.predicted_overlap is not None for row in report.rows)
+    names = [each["predictor"] for each in manifest.get("method_parts", ()) if each.get("predictor")]
+    return f"predictor {', '.join(dict.fromkeys(names))}" if used and names else ""
 
 
 def widening(manifest: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ AVERAGE = "average"
 SPEED_COLUMNS = (
     Column("speed-up", lambda row: ratio_value(row.speedup)),
     Column("decode only", lambda row: ratio_value(row.decode_speedup)),
+    Column("over baseline", lambda row: ratio_value(row.over_baseline)),
 )
 INTERVALS: dict[str, Callable[[MethodRow], Ratio | None]] = {
     "speed-up": lambda row: row.speedup,

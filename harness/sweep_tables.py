@@ -156,7 +156,7 @@ def print_sweep(results: Sequence[CellResult], done: Sequence[FinishedRun], cons
     """Headline, tables and notes. Off a terminal (a file, a pipe) the console is made as wide as they need."""
     if not console.is_terminal:
         console.width = max(console.width, tables_width(terminal_tables(sweep_tables(results))))
-    for text in (sweep_headline(done), ""):
+    for text in (sweep_headline(results, done), ""):
         console.print(Text(text), soft_wrap=not console.is_terminal)
     for table in fitting_tables(results, console.width):
         console.print(table)
@@ -164,7 +164,19 @@ def print_sweep(results: Sequence[CellResult], done: Sequence[FinishedRun], cons
         console.print(Text(note), soft_wrap=not console.is_terminal)
 
 
-def sweep_headline(done: Sequence[FinishedRun]) -> str:
+def fixed_axes(results: Sequence[CellResult]) -> str:
+    """The axes that no table has as a column, with their one value."""
+    cells = [result.cell for result in results]
+    values = {name: list(dict.fromkeys(value(cell) for cell in cells)) for name, value in AXES.items()}
+    varying = _varying(cells)
+    return ", ".join(
+        f"{name} {', '.join(value for value in found if value != NONE)}"
+        for name, found in values.items()
+        if name not in varying and set(found) - {NONE}
+    )
+
+
+def sweep_headline(results: Sequence[CellResult], done: Sequence[FinishedRun]) -> str:
     """Where the data come from, and what was run on what; what differs between runs is given more than once."""
     if not done:
         return "no run is finished yet"
@@ -175,7 +187,8 @@ def sweep_headline(done: Sequence[FinishedRun]) -> str:
 
     return (
         f"{found('source')} · target {found('target', widening)} · at most {found('max_new_tokens')} new tokens · "
-        f"{found('dtype')} · {found('device')} · threads {found('threads')}"
+        f"{found('prompts')} prompts · {found('dtype')} · {found('device')} · threads {found('threads')} · "
+        f"baseline {found('baseline')} · {fixed_axes(results)}"
     )
 
 
@@ -206,7 +219,7 @@ def _missing_notes(results: Sequence[CellResult]) -> Iterator[str]:
 
 def sweep_markdown(grid: Grid, results: Sequence[CellResult], done: Sequence[FinishedRun]) -> str:
     """The same as a page, with the run folder of each point."""
-    blocks = [f"# ecospec sweep{f': {grid.name}' if grid.name else ''}", sweep_headline(done)]
+    blocks = [f"# ecospec sweep{f': {grid.name}' if grid.name else ''}", sweep_headline(results, done)]
     for table in sweep_tables(results):
         blocks += [f"## {table.title}", markdown_table(table.header, [line.cells for line in table.lines])]
     blocks += ["## Notes", "\n".join(f"- {note}" for note in sweep_notes(results, done))]

@@ -122,8 +122,12 @@ def states_of_text(target: Target, head: Eagle3Head, text: TracedText, tree: Dra
 
 def tree_tables(found: Mapping[str, TreeAccuracy]) -> list[Table]:
     """Accuracy by depth, the predictors across; and the marginal costs of the selected nodes, a line a predictor."""
+    trees = "each predictor in a decoding of its own"
     depths = sorted(set().union(*(each.shares for each in found.values())))
-    by_depth = [[str(depth), *(_share(each.shares.get(depth)) for each in found.values())] for depth in depths]
+    by_depth = []
+    for depth in depths:
+        nodes = " / ".join(str(len(each.shares.get(depth, ()))) for each in found.values())
+        by_depth.append([str(depth), *(_share(each.shares.get(depth)) for each in found.values()), nodes])
     costs = [
         [
             name,
@@ -133,8 +137,12 @@ def tree_tables(found: Mapping[str, TreeAccuracy]) -> list[Table]:
         for name, each in found.items()
     ]
     return [
-        plain_table(["depth in the draft tree", *found], by_depth),
-        plain_table(["marginal cost of a selected node", "nodes", "predicted", "true", "mean |error|"], costs),
+        plain_table(["depth", *found, "nodes"], by_depth, f"accuracy over all nodes of draft trees, by depth; {trees}"),
+        plain_table(
+            ["predictor", "nodes", "predicted", "true", "mean |error|"],
+            costs,
+            f"marginal cost of a selected node, in (layer, expert) pairs, roots left out; {trees}",
+        ),
     ]
 
 

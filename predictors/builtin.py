@@ -17,7 +17,7 @@ def _folder(predictor: Predictor, path: Path | None, target: TargetView, part: s
     if target.bundle is None:
         raise UserError(
             f"predictor {predictor.name!r}: no trained predictor belongs to this target; "
-            f"expected {predictor.name}:path=FOLDER (train one: ecospec-bench train predictor)"
+            f"expected {predictor.name}:path=FOLDER (docs/predictors.md has the commands that train one)"
         )
     return target.bundle / part
 
@@ -95,9 +95,9 @@ class NoisyOracle(Predictor):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.accuracy <= 1.0:
-            raise UserError(f"predictor {self.name!r}: accuracy must be from 0 to 1, got {self.accuracy}")
+            raise ValueError(f"accuracy must be from 0 to 1, got {self.accuracy}")
         if self.seed < 0:
-            raise UserError(f"predictor {self.name!r}: seed must be at least 0, got {self.seed}")
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
 
     def bind(self, target: TargetView) -> BoundPredictor:
         """Check that there are enough other experts."""

@@ -85,8 +85,9 @@ def load_feature(folder: Path, target: TargetView) -> BoundFeature:
         found = trained.get(name) if isinstance(trained, dict) else None
         if found != expected:
             raise UserError(
-                f"predictor {folder}: trained on the states of a drafter with {name} = {found}, but drafter "
-                f"{drafter.folder} has {expected}; expected the drafter that it was trained with"
+                f"predictor {folder}: trained on the states of a drafter with {name} = {_short(found)}, but drafter "
+                f"{drafter.folder} has {_short(expected)}; expected the drafter that it was trained with, or a "
+                "predictor that reads no drafter, such as learned"
             )
     try:
         model = FeaturePredictor(
@@ -99,6 +100,10 @@ def load_feature(folder: Path, target: TargetView) -> BoundFeature:
     model.load_state_dict(tensors)
     weight: Tensor = target.embedding
     return BoundFeature(place(model, weight.device, weight.dtype), target)
+
+
+def _short(value: object) -> str:
+    return f"{str(value)[:12]}…" if isinstance(value, str) and len(value) > 12 else str(value)
 
 
 def drafter_facts(drafter: DrafterView) -> dict[str, Any]:

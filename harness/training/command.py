@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def train_command(kind: str, options: dict[str, Any]) -> None:
     from ecospec.harness.loading import embedded_folder
     from ecospec.harness.training import drafter, predictor, target
     from ecospec.harness.training.traced import TracedRecipe, train_on_traces
+    from ecospec.predictors.training import CHECKPOINT
 
     check_training(options)
     if options["threads"] is not None:
@@ -82,17 +84,28 @@ def train_command(kind: str, options: dict[str, Any]) -> None:
     recipe = dataclasses.replace(recipes[kind], **changed)
     common = {"recipe": recipe, "device": options["device"], "resume": options["resume"]}
     corpus, output = options["corpus"], options["output"]
-    if kind == "target":
-        figures = target.train_target(corpus, output, **common)
-    elif kind == "drafter":
-        figures = drafter.train_drafter(options["target"], corpus, output, **common)
-    else:
-        folder = options["target"] or embedded_folder() / "target"
+    if kind == "predictor":
         common |= {"kind": options["kind"], "drafter": _drafter_for(options)}
-        if traces:
-            figures = train_on_traces(folder, traces, output, **common)
+    try:
+        if kind == "target":
+            figures = target.train_target(corpus, output, **common)
+        elif kind == "drafter":
+            figures = drafter.train_drafter(options["target"], corpus, output, **common)
         else:
-            figures = predictor.train_predictor(folder, corpus, output, **common)
+            folder = options["target"] or embedded_folder() / "target"
+            if traces:
+                figures = train_on_traces(folder, traces, output, **common)
+            else:
+                figures = predictor.train_predictor(folder, corpus, output, **common)
+    except KeyboardInterrupt:
+        if (output / CHECKPOINT).exists():
+            print(f"the same command with --resume goes on from the checkpoint in {output}", file=sys.stderr)
+        raise
+    if kind == "predictor":
+        print(f"use it by --predictor {options['kind']}:path={Path(output) / options['kind']}")
+        table = figures["held_out_overlap_token_frequency"]
+        if figures["held_out_overlap"] <= table:
+            print(f"it is right no more often than a table of token ids ({table:.3f}): more texts or steps may help")
     print(json.dumps(figures))
     print(f"written to {Path(output)}")
 

@@ -96,7 +96,7 @@ def test_evaluate_judges_by_draft_trees_where_there_is_a_drafter(
 ) -> None:
     ran = evaluated(command, checkpoints, "--drafter", checkpoints.drafter, "--trees", 2, "--output", "found.json")
     assert ran.code == 0, ran.err
-    assert "depth in the draft tree" in ran.out
+    assert "draft trees, by depth" in ran.out
     assert "marginal cost of a selected node" in ran.out
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     oracle, learned = found["oracle"], found[f"learned:path={checkpoints.learned}"]
@@ -114,7 +114,9 @@ def test_without_a_drafter_there_are_no_draft_trees(
 ) -> None:
     ran = evaluated(command, checkpoints, "--output", "found.json")
     assert ran.code == 0, ran.err
-    assert "depth" not in ran.out
+    assert "--held-out-of judges it by what it has not seen" in ran.out
+    assert "written to found.json" in ran.out
+    assert "draft trees" not in ran.out
     assert "by_depth" not in json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["oracle"]
     for trees, said in ((2, "expected an EAGLE-3 head as well"), (-1, "--trees -1: expected an integer")):
         refused = evaluated(command, checkpoints, "--trees", trees)

@@ -51,7 +51,7 @@ def report(ar: float, seconds: float, steps: int, pairs: int, prompts: int = 1) 
 
 
 def run(at: Point, of: Report, name: str = "") -> FinishedRun:
-    manifest = {**MANIFEST, "suite": at.suite}
+    manifest = {**MANIFEST, "suite": at.suite, "prompts": 1, "baseline": "confidence"}
     return FinishedRun(FoundRun(at, Path(name or at.name), manifest, METHODS, dict.fromkeys(METHODS)), of)
 
 
@@ -68,15 +68,41 @@ def test_every_suite_weighs_the_same_in_the_means() -> None:
     """Speed-up of x is 13 tokens in 13 s over 13 in 7 s, decode only 12 / 6; of y both are 1. α: 12 / 4 and 12 / 6;
     E: 40 / 4 / 2 and 72 / 6 / 2; ρ: (12 / 12) / (6 / 4) and (12 / 12) / (12 / 6); T_predict: 0.5 s / 4 and / 6."""
     asked = cells(point("x"), point("y"))
-    figures = ["speed-up", "decode only", "α", "E", "ρ", "predicted overlap", "T_predict, ms"]
+    figures = ["speed-up", "decode only", "over baseline", "α", "E", "ρ", "predicted overlap", "T_predict, ms"]
     assert lines([X, Y], asked, "speed-up over plain decoding") == [
         ["suite", "policy", "predictor", *figures, "lossless"],
-        ["x", "confidence", "–", "1.000", "1.000", "2.000", "4.000", "0.500", "–", "–", "exact"],
-        ["x", "marginal", "learned", "1.857", "2.000", "3.000", "5.000", "0.667", "50.0 %", "125.000", "exact"],
-        ["y", "confidence", "–", "1.000", "1.000", "2.000", "4.000", "0.500", "–", "–", "exact"],
-        ["y", "marginal", "learned", "1.000", "1.000", "2.000", "6.000", "0.500", "50.0 %", "83.333", "exact"],
-        ["average", "confidence", "–", "1.000", "1.000", "2.000", "4.000", "0.500", "–", "–", ""],
-        ["average", "marginal", "learned", "1.429", "1.500", "2.500", "5.500", "0.583", "50.0 %", "104.167", ""],
+        ["x", "confidence", "–", "1.000", "1.000", "–", "2.000", "4.000", "0.500", "–", "–", "exact"],
+        [
+            "x",
+            "marginal",
+            "learned",
+            "1.857",
+            "2.000",
+            "2.000",
+            "3.000",
+            "5.000",
+            "0.667",
+            "50.0 %",
+            "125.000",
+            "exact",
+        ],
+        ["y", "confidence", "–", "1.000", "1.000", "–", "2.000", "4.000", "0.500", "–", "–", "exact"],
+        ["y", "marginal", "learned", "1.000", "1.000", "1.000", "2.000", "6.000", "0.500", "50.0 %", "83.333", "exact"],
+        ["average", "confidence", "–", "1.000", "1.000", "–", "2.000", "4.000", "0.500", "–", "–", ""],
+        [
+            "average",
+            "marginal",
+            "learned",
+            "1.429",
+            "1.500",
+            "1.500",
+            "2.500",
+            "5.500",
+            "0.583",
+            "50.0 %",
+            "104.167",
+            "",
+        ],
     ]
     assert lines([X, Y], asked, "verification metrics")[-3:] == [
         ["average", "confidence", "–", "2.000", "4.000", "0.500", "–", ""],
@@ -119,7 +145,7 @@ def test_a_missing_cell_is_a_line_a_note_and_named_in_the_mean() -> None:
     plain = sweep_json(Grid("", RunConfig("", ()), ("x", "y"), (0.0,), (1,), (4,)), results, [X])
     assert [cell["missing"] for cell in plain["cells"]] == [None] * 3 + ["interrupted"] * 3
     assert [(mean["suites"], mean["missing_suites"]) for mean in plain["averages"]] == [(["x"], ["y"])] * 3
-    assert sweep_headline([]) == "no run is finished yet"
+    assert sweep_headline([], []) == "no run is finished yet"
 
 
 def test_of_two_runs_with_a_method_the_first_one_counts() -> None:
@@ -152,11 +178,11 @@ def test_a_narrow_terminal_gets_no_intervals_and_then_fewer_columns_a_table() ->
     done = [run(point("x"), varied())]
     for width, terminal in ((140, True), (60, False)):
         assert "1.333 (1.000–2.000)" in printed(done, width, terminal)
-    for width in (110, 74):
+    for width in (126, 74):
         narrow = printed(done, width, terminal=True)
         assert "1.333" in narrow
         assert "2.000)" not in narrow
-        assert (narrow.count("lossless"), narrow.count("overlap")) == ((2, 2) if width == 110 else (2, 1))
+        assert (narrow.count("lossless"), narrow.count("overlap")) == ((2, 2) if width == 126 else (2, 1))
         tables = narrow[narrow.index("speed-up over") : narrow.index("prompts are too few")]
         for word in ("confidence", "marginal", "learned", "T_predict,", "predicted", "1.333"):
             assert word in tables  # unbroken

@@ -9,6 +9,7 @@ from tiny_models import asked, random_tokens, random_tree, tiny_target
 from ecospec.errors import UserError
 from ecospec.harness.decoding import true_routing
 from ecospec.harness.loading import target_view
+from ecospec.harness.plugins import load_plugins
 from ecospec.predictors.builtin import NoisyOracle
 from ecospec.predictors.noisy_oracle import degrade, least_accuracy
 
@@ -60,8 +61,9 @@ def test_some_accuracies_cannot_be_had() -> None:
 
 @pytest.mark.parametrize("options", [{"accuracy": -0.1}, {"accuracy": 1.1}, {"accuracy": float("nan")}, {"seed": -1}])
 def test_settings_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"predictor 'noisy-oracle': (accuracy|seed) must be"):
-        NoisyOracle(**options)  # type: ignore[arg-type]
+    ((name, value),) = options.items()
+    with pytest.raises(UserError, match=f"^predictor 'noisy-oracle': {name} must be"):
+        load_plugins().create_predictor(f"noisy-oracle:{name}={value}")
 
 
 def test_a_session_is_the_same_each_time_and_another_for_another_seed_prompt_or_step() -> None:
