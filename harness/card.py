@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ecospec.harness.accuracy import ALL
 from ecospec.harness.report_markdown import markdown_table
 
 UNSAID = ("step", "start")
@@ -88,7 +89,8 @@ def card(facts: Mapping[str, Any]) -> str:
 
 def _accuracy_lines(found: Mapping[str, Any]) -> list[str]:
     """What ``ecospec-bench card`` measures: on what the target answers, and on draft trees."""
-    sources = next(iter(found.values()))["accuracy"]
+    # The mean over all texts last.
+    sources = sorted(next(iter(found.values()))["accuracy"], key=lambda name: name == ALL)
     layers = range(len(next(iter(found.values()))["by_layer"]))
     depths = next(iter(found.values()))["by_depth"]
     rows = [[f"answers, {name}", *(_percent(each["accuracy"][name]) for each in found.values())] for name in sources]

@@ -42,7 +42,7 @@ class PredictorShape:
 class FeatureShape:
     """Rank of a MoE layer's head, and the draft steps after each of which the drafter's states are trained on."""
 
-    rank: int = 128
+    rank: int = 64
     draft_steps: int = 3
 
 

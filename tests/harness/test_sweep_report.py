@@ -178,7 +178,7 @@ def test_a_narrow_terminal_gets_no_intervals_and_then_fewer_columns_a_table() ->
     done = [run(point("x"), varied())]
     for width, terminal in ((140, True), (60, False)):
         assert "1.333 (1.000–2.000)" in printed(done, width, terminal)
-    for width in (126, 74):
+    for width in (126, 80):
         narrow = printed(done, width, terminal=True)
         assert "1.333" in narrow
         assert "2.000)" not in narrow
