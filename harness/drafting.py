@@ -40,8 +40,7 @@ class Expansion:
         own = rows >= 0
         # Only an expanded node has children.
         rows = np.where(own, rows, rows[tree.parents])
-        device = self.states.device
-        return NodeStates(self.states, torch.from_numpy(rows).to(device), torch.from_numpy(own).to(device))
+        return NodeStates(self.states, rows, own)
 
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]

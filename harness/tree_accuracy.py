@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from rich.table import Table
 
 from ecospec.errors import UserError
@@ -116,8 +115,7 @@ def states_of_text(target: Target, head: Eagle3Head, text: TracedText, tree: Dra
     tokens = text.tokens.tolist()
     features = target.new_session(len(tokens)).prefill(tokens).features
     states = DrafterSession(head, target.embedding, len(tokens)).extend(tokens[1:], features[:-1])
-    rows = torch.arange(len(states) - tree.size, len(states), device=states.device)
-    return NodeStates(states, rows, torch.ones_like(rows, dtype=torch.bool))
+    return NodeStates(states, np.arange(len(states) - tree.size, len(states)), np.ones(tree.size, dtype=bool))
 
 
 def tree_tables(found: Mapping[str, TreeAccuracy]) -> list[Table]:

@@ -61,14 +61,14 @@ class NodeStates:
 
     Attributes:
         states: a tensor [M, H], those of the M nodes that were expanded; others have none.
-        rows: an int64 tensor [N], which of them belongs to each node: its own where it was expanded, else that of its
-            parent, from which it was drafted. The root has its own.
-        own: a bool tensor [N], which of the two.
+        rows: int64 [N], which of them belongs to each node: its own where it was expanded, else that of its parent,
+            from which it was drafted. The root has its own.
+        own: bool [N], which of the two.
     """
 
     states: Any
-    rows: Any
-    own: Any
+    rows: npt.NDArray[np.int64]
+    own: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

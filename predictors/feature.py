@@ -41,31 +41,36 @@ class FeaturePredictor(nn.Module):
 
     Layer l has a head of rank r: up_l · silu(state_l · s + token_l · e) + bias_l. s is a node's own state or, where it
     was not expanded, its parent's, by other weights, and e the embedding of its token, both divided by their root mean
-    square.
+    square. In ``state`` a state's r · L values as its own node's come before those as its children's.
     """
 
     def __init__(self, hidden_size: int, drafter_size: int, moe_layers: int, experts: int, rank: int) -> None:
         super().__init__()
         self.rank, self.moe_layers = rank, moe_layers
-        self.own = nn.Linear(drafter_size, moe_layers * rank, bias=False)
-        self.parent = nn.Linear(drafter_size, moe_layers * rank, bias=False)
+        self.state = nn.Linear(drafter_size, 2 * moe_layers * rank, bias=False)  # as its own, then as its children's
         self.token = nn.Linear(hidden_size, moe_layers * rank, bias=False)
         self.up = nn.Parameter(torch.empty(moe_layers, rank, experts))
         self.bias = nn.Parameter(torch.zeros(moe_layers, 1, experts))
         nn.init.normal_(self.up, std=rank**-0.5)
 
-    def forward(self, states: Tensor, rows: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
+    def forward(self, states: Tensor, uses: Tensor, embeddings: Tensor) -> Tensor:
         """Expert logits [n, L, E].
 
         Args:
-            states: [M, H]. rows, own: [n], as in `NodeStates`. embeddings: [n, Ht], of the nodes' tokens.
+            states: [M, H]. uses: int64 [n], for each node 2 · m where state m is its own, 2 · m + 1 where it is its
+                parent's. embeddings: [n, Ht], of the nodes' tokens.
         """
-        scaled = F.rms_norm(states, states.shape[-1:])
         # A state serves several nodes, so it is multiplied before it is handed out.
-        context = torch.where(own[:, None], self.own(scaled)[rows], self.parent(scaled)[rows])
-        inner = F.silu(context + self.token(F.rms_norm(embeddings, embeddings.shape[-1:])))
+        served = self.state(F.rms_norm(states, states.shape[-1:])).view(-1, self.moe_layers * self.rank)[uses]
+        inner = F.silu(served + self.token(F.rms_norm(embeddings, embeddings.shape[-1:])))
         by_layer = inner.view(-1, self.moe_layers, self.rank).transpose(0, 1)
         return torch.baddbmm(self.bias, by_layer, self.up).transpose(0, 1)
+
+
+def uses_of(states: NodeStates, before: int = 0) -> npt.NDArray[np.int64]:
+    """How each node uses a state, as `FeaturePredictor.forward` takes it, ``before`` other states standing before."""
+    uses: npt.NDArray[np.int64] = 2 * (states.rows + before) + ~states.own
+    return uses
 
 
 def load_feature(folder: Path, target: TargetView) -> BoundFeature:
@@ -129,22 +134,20 @@ class BoundFeature(BoundPredictor):
     def predict(self, trees: Sequence[DraftTree], states: Sequence[NodeStates]) -> list[Routing]:
         """Top-K experts [L, N, K] of every tree."""
         if len(trees) == 1:
-            return [self._routing(trees[0].tokens, states[0].states, states[0].rows, states[0].own)]
-        counts = [tree.size for tree in trees]
+            return [self._routing(trees[0].tokens, states[0].states, uses_of(states[0]))]
         begins = np.cumsum([0, *(len(each.states) for each in states)]).tolist()
         routing = self._routing(
             np.concatenate([tree.tokens for tree in trees]),
             torch.cat([each.states for each in states]),
-            torch.cat([each.rows + begin for each, begin in zip(states, begins, strict=False)]),
-            torch.cat([each.own for each in states]),
+            np.concatenate([uses_of(each, begin) for each, begin in zip(states, begins, strict=False)]),
         )
-        return np.split(routing, np.cumsum(counts)[:-1], axis=1)
+        return np.split(routing, np.cumsum([tree.size for tree in trees])[:-1], axis=1)
 
-    def _routing(self, tokens: npt.NDArray[np.int64], states: Tensor, rows: Tensor, own: Tensor) -> Routing:
+    def _routing(self, tokens: npt.NDArray[np.int64], states: Tensor, uses: npt.NDArray[np.int64]) -> Routing:
         embedding = self.target.embedding
-        # torch.tensor copies: from_numpy warns of sharing a tree's read-only arrays.
-        logits = self.model(states, rows, own, embedding[torch.tensor(tokens, device=embedding.device)])
-        return top_experts(logits, self.target.top_k)
+        # One copy for both; from_numpy warns of sharing a tree's read-only arrays.
+        ids, places = torch.from_numpy(np.stack((tokens, uses))).to(embedding.device)
+        return top_experts(self.model(states, places, embedding[ids]), self.target.top_k)
 
 
 class FeatureSession(PredictorSession):

@@ -193,8 +193,7 @@ class FeatureLearner(Learner):
                 with _mixed_precision(batch.ids):
                     logits: Tensor = self.module(
                         met.float(),
-                        torch.arange(len(at), device=at.device),
-                        torch.full((len(at),), own, device=at.device),
+                        2 * torch.arange(len(at), device=at.device) + (not own),
                         embeddings[:, 1 + k + shift :][real],
                     )
                 name = f"own_{k}" if own else f"parent_{k + 1}"

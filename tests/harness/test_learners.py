@@ -89,9 +89,9 @@ def test_the_states_are_those_that_the_drafter_has_while_drafting(learner: Featu
 class Noted(FeaturePredictor):
     """Notes what it is asked."""
 
-    def forward(self, states: Tensor, rows: Tensor, own: Tensor, embeddings: Tensor) -> Tensor:
-        self.asked: list[Any] = [*getattr(self, "asked", []), (states[rows], own, embeddings)]
-        return super().forward(states, rows, own, embeddings)
+    def forward(self, states: Tensor, uses: Tensor, embeddings: Tensor) -> Tensor:
+        self.asked: list[Any] = [*getattr(self, "asked", []), (states[uses // 2], uses % 2 == 0, embeddings)]
+        return super().forward(states, uses, embeddings)
 
 
 def test_each_way_meets_each_token_with_its_state_routing_and_embedding(

@@ -49,8 +49,8 @@ def bound() -> BoundFeature:
 
 def some_states(tree: DraftTree, seed: int = 0) -> NodeStates:
     generator = torch.Generator().manual_seed(seed)
-    own = torch.rand(tree.size, generator=generator) < 0.5
-    rows = torch.randint(3, (tree.size,), generator=generator)
+    own = (torch.rand(tree.size, generator=generator) < 0.5).numpy()
+    rows = torch.randint(3, (tree.size,), generator=generator).numpy()
     return NodeStates(torch.randn(3, HIDDEN, generator=generator), rows, own)
 
 
@@ -61,7 +61,8 @@ def by_hand(bound: BoundFeature, token: int, state: torch.Tensor, own: bool) -> 
     found = []
     for layer in range(LAYERS):
         part = slice(layer * RANK, (layer + 1) * RANK)
-        context = (model.own if own else model.parent).weight[part] @ state
+        weights = model.state.weight[: LAYERS * RANK] if own else model.state.weight[LAYERS * RANK :]
+        context = weights[part] @ state
         logits = F.silu(context + model.token.weight[part] @ embedding) @ model.up[layer] + model.bias[layer, 0]
         found.append(sorted(logits.topk(TOP_K).indices.tolist()))
     return found
@@ -207,7 +208,7 @@ def test_what_does_not_fit_is_named(
         folder = save(tmp_path / f"rank{number}", bound, drafter, rank=rank)
         assert "rank" in refusal(folder, view)
     folder = save(tmp_path / "1", bound, drafter, rank=RANK + 1)
-    assert refusal(folder, view).startswith("tensor own.weight has shape (15, 32), expected (18, 32)")
+    assert refusal(folder, view).startswith("tensor state.weight has shape (30, 32), expected (36, 32)")
     for drafters in (None, [], "x", {}):
         assert "trained on the states of a drafter with" in refusal(
             save(tmp_path / "2", bound, drafter, drafter=drafters), view
