@@ -156,6 +156,7 @@ def test_every_layout_is_the_same_head(
     for name, parameter in found.items():
         assert torch.equal(parameter, tensors[name].float()), name
     assert head.own_embedding is not None
+    assert head.own_embedding.dtype == torch.float32
     assert torch.equal(head.own_embedding, tensors["embed_tokens.weight"].float())
     assert head.to_target_ids(torch.arange(DRAFT_VOCAB)).tolist() == DRAFT_IDS
 
@@ -657,6 +658,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     first = "model-00001-of-00002.safetensors"
+    save_file({"extra": torch.zeros(1)}, tmp_path / "outside.safetensors")
     for change, reason in (
         (lambda places: places | {"extra": first}, f"{first} has no tensor extra; {path.name} says it has"),
         (
@@ -664,12 +666,12 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> Non
             f"{first} has tensor d2t; {path.name} does not say so",
         ),
         (lambda places: places | {"extra": "model-3.safetensors"}, f"no model-3.safetensors; {path.name} names it"),
-        (lambda places: places | {"extra": "../head/x.safetensors"}, f"no ../head/x.safetensors; {path.name} names it"),
+        (lambda places: places | {"extra": "../outside.safetensors"}, "no ../outside.safetensors; "),
         (lambda places: [1], f"{path.name} has no weight_map from tensor names to files"),
         (lambda places: {"x": 1}, f"{path.name} has no weight_map from tensor names to files"),
     ):
         path.write_text(json.dumps(index | {"weight_map": change(index["weight_map"])}))
-        assert refusal(folder) == reason
+        assert refusal(folder).startswith(reason)
     path.write_text("{")
     assert refusal(folder).startswith(f"{path.name} is not readable (")
 
