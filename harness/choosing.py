@@ -41,7 +41,7 @@ class TokenChooser:
 
     def __init__(self, sampling: Sampling, request: str) -> None:
         self.sampling = sampling
-        self._request = request
+        self.request = request
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def choose(self, logits: Tensor, position: int) -> int:
@@ -70,7 +70,7 @@ class TokenChooser:
         generator = self._generators.get(device)
         if generator is None:
             generator = self._generators[device] = torch.Generator(device)
-        key = f"{self.sampling.seed}\0{self._request}\0{position}".encode()
+        key = f"{self.sampling.seed}\0{self.request}\0{position}".encode()
         generator.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1)
         noise = torch.empty(logits.shape, device=device, dtype=torch.float32)
         return noise.exponential_(generator=generator)

@@ -229,6 +229,8 @@ def decode_speculative_batch(
         SelectionError: the policy raised or broke its contract.
         PredictorError: the predictor did.
     """
+    for stream in streams:
+        method.head.note_positions(len(stream.prompt) + stream.rule.limit, stream.chooser.request)
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
     capacities = [len(stream.prompt) + stream.rule.limit + method.tree_size for stream in streams]

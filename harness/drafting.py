@@ -93,7 +93,7 @@ class DrafterSession:
         mask = None
         if n > 1 and base:
             mask = torch.ones(n, base + n, dtype=torch.bool, device=device).tril(base)[None, None]
-        hidden = self.head.fc(features)[None]
+        hidden = self.head.fuse(features)[None]
         states: Tensor = self.head(self.embedding[ids][None], hidden, self._rotary(base, base + n), self.cache, mask)[0]
         self.cache.advance(n)
         self.root_state = states[-1:]
@@ -172,7 +172,7 @@ class DrafterBatch:
         packed = PackedPass(self._pool, counts, causal)
         states = first.head(
             first.embedding[ids][None],
-            first.head.fc(torch.cat(list(features)))[None],
+            first.head.fuse(torch.cat(list(features)))[None],
             first.rotary_at(torch.tensor(positions, device=device)),
             packed,
             packed.mask,

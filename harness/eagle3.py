@@ -6,15 +6,12 @@ plain state-dict load in which every tensor is used or named in an error.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+import logging
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -23,13 +20,26 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from ecospec.errors import UserError
 from ecospec.predictors.attention import grouped_sdpa
 from ecospec.predictors.kv_cache import SlotCache
 from ecospec.predictors.packing import PackedPass
 
-# Variants of the published layout that this module does not compute; ignoring one costs most of the acceptance.
-UNSUPPORTED = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+logger = logging.getLogger("ecospec")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Variants of the published layout; each changes what is computed, and ignoring one costs most of the acceptance."""
+ROTARY = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings in which a position's angle depends on nothing but the position."""
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+_OPTIONAL = (
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_parameters",
+    "partial_rotary_factor",
+)
 
 
 @dataclass(frozen=True)
@@ -40,40 +50,95 @@ class Eagle3Config:
         llama: sizes of the one decoder layer, as a LlamaConfig.
         target_hidden_size: Ht, size of one target state.
         draft_vocab_size: D, tokens the head can propose.
-        feature_layers: indices of the target layers whose outputs are read; None when the file names none.
+        feature_layers: indices of the target layers that are read, as the file counts them (a loaded head's: whose
+            outputs are read); None when the file names none.
+        max_positions: longest sequence that the head was made for; None when the file does not say.
+        tied: whether ``lm_head`` is the embedding where the checkpoint has none of its own.
+        norm_before_residual: the residual starts from the normed hidden state.
+        norm_before_fc: the three concatenated target states are normed together.
+        fc_norm: each of the three target states is normed by itself.
+        norm_output: the recurrent state is the normed one.
     """
 
     llama: LlamaConfig
     target_hidden_size: int
     draft_vocab_size: int
     feature_layers: tuple[int, ...] | None
+    max_positions: int | None = None
+    tied: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Eagle3Config:
-        """Read the published layout.
+        """Read the published layout; null is as good as absent.
 
         Raises:
             ValueError: it asks for what is not supported; LlamaConfig raises errors of its own.
         """
-        eagle = raw.get("eagle_config") or {}
-        for flag in UNSUPPORTED:
-            if raw.get(flag) or eagle.get(flag):
-                raise ValueError(f"{flag} is not supported yet")
+        if "transformer_layer_config" in raw:
+            raise ValueError("transformer_layer_config is not supported, expected its keys at the top level")
+        if raw.get("model_type", "llama") != "llama":
+            raise ValueError(f"model_type is {raw['model_type']!r}, expected 'llama'")
         if raw.get("num_hidden_layers", 1) != 1:
             raise ValueError(f"num_hidden_layers is {raw['num_hidden_layers']}, expected 1")
-        llama = LlamaConfig(**{k: v for k, v in raw.items() if k not in ("eagle_config", "draft_vocab_size")})
-        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
+        missing = [name for name in _REQUIRED if raw.get(name) is None]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        if _stated(raw, "use_aux_hidden_state") is False:
+            raise ValueError("use_aux_hidden_state is false, expected a head that reads three target states")
+        flags = {name: _stated(raw, name) or False for name in FLAGS}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}, expected true or false")
+        llama = _llama_config(raw)
+        layers = _stated(raw, "eagle_aux_hidden_state_layer_ids")
+        if layers is not None and not all(isinstance(i, int) for i in layers):
+            raise ValueError(f"eagle_aux_hidden_state_layer_ids are {layers}, expected integers")
         return cls(
             llama=llama,
             target_hidden_size=int(raw.get("target_hidden_size") or llama.hidden_size),
             draft_vocab_size=int(raw.get("draft_vocab_size") or llama.vocab_size),
-            feature_layers=None if layers is None else tuple(int(i) for i in layers),
+            feature_layers=None if layers is None else tuple(layers),
+            max_positions=raw.get("max_position_embeddings"),
+            tied=bool(raw.get("tie_word_embeddings")),
+            **flags,
         )
 
 
-def default_feature_layers(target_layers: int) -> tuple[int, int, int]:
-    """Outputs of a low, a middle and a high layer: 1, L/2 − 1, L − 4, as the published heads use."""
-    return (1, target_layers // 2 - 1, target_layers - 4)
+def _stated(raw: dict[str, Any], name: str) -> Any:
+    """What the file says at its top level or in ``eagle_config``; None where it says nothing."""
+    places = (raw, raw.get("eagle_config") or {})
+    values = [place[name] for place in places if place.get(name) is not None]
+    if len(values) == 2 and values[0] != values[1]:
+        raise ValueError(f"{name} is {values[0]} at the top level and {values[1]} in eagle_config")
+    return values[0] if values else None
+
+
+def _llama_config(raw: dict[str, Any]) -> LlamaConfig:
+    """The decoder layer's part of the file. Rotary parameters are read as transformers reads them, old and new."""
+    given = {name: deepcopy(raw[name]) for name in (*_REQUIRED, *_OPTIONAL) if raw.get(name) is not None}
+    scaling = raw.get("rope_scaling")
+    if scaling is not None and given.setdefault("rope_parameters", deepcopy(scaling)) != scaling:
+        raise ValueError("rope_scaling and rope_parameters differ, expected one of them")
+    if any(isinstance(value, dict) for value in given.get("rope_parameters", {}).values()):
+        raise ValueError("rope_parameters are given by layer type, expected those of one layer")
+    llama = LlamaConfig(**given)
+    rotary = llama.rope_parameters
+    if rotary["rope_type"] not in ROTARY:
+        raise ValueError(f"rope type {rotary['rope_type']!r} is not supported, expected one of {', '.join(ROTARY)}")
+    if rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor is {rotary['partial_rotary_factor']}, expected none")
+    if llama.head_dim % 2:
+        raise ValueError(f"head_dim is {llama.head_dim}, expected an even number")
+    if llama.num_attention_heads % llama.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads is {llama.num_attention_heads}, expected a multiple of num_key_value_heads, "
+            f"{llama.num_key_value_heads}"
+        )
+    return llama
 
 
 class Eagle3Attention(nn.Module):
@@ -82,7 +147,7 @@ class Eagle3Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         size = config.hidden_size
-        self.head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        self.head_dim = config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = nn.Linear(2 * size, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(2 * size, kv_heads * self.head_dim, bias=False)
@@ -107,27 +172,30 @@ class Eagle3Attention(nn.Module):
 class Eagle3Layer(nn.Module):
     """The decoder layer: norms of embedding and hidden state, attention, feed-forward, two residuals."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool) -> None:
         super().__init__()
+        self.norm_before_residual = norm_before_residual
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Eagle3Attention(config)
         self.mlp = LlamaMLP(config)
 
-    def attention_input(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        """[B, n, 2H]: the normed embedding first, then the normed hidden state."""
-        return torch.cat((self.input_layernorm(embeddings), self.hidden_norm(hidden)), dim=-1)
+    def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention gets, [B, n, 2H], the normed embedding first; and the residual, [B, n, H]."""
+        normed = self.hidden_norm(hidden)
+        states = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+        return states, normed if self.norm_before_residual else hidden
 
-    def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
+    def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Residuals and feed-forward; [B, n, H], before the final norm."""
-        hidden = hidden + attended
+        hidden = residual + attended
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
 
 class Eagle3Head(nn.Module):
-    """The head. Its recurrent state is the layer's output before the final norm."""
+    """The head. Its recurrent state is the layer's output before the final norm, or behind it with ``norm_output``."""
 
     d2t: Tensor
     own_embedding: Tensor | None
@@ -136,8 +204,12 @@ class Eagle3Head(nn.Module):
         super().__init__()
         llama = config.llama
         self.config = config
-        self.fc = nn.Linear(3 * config.target_hidden_size, llama.hidden_size, bias=False)
-        self.midlayer = Eagle3Layer(llama)
+        self.beyond_noted = False
+        size, eps = config.target_hidden_size, llama.rms_norm_eps
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(size, eps=eps) for _ in range(3)) if config.fc_norm else None
+        self.input_norm = nn.RMSNorm(3 * size, eps=eps) if config.norm_before_fc else None
+        self.fc = nn.Linear(3 * size, llama.hidden_size, bias=False)
+        self.midlayer = Eagle3Layer(llama, norm_before_residual=config.norm_before_residual)
         self.norm = nn.RMSNorm(llama.hidden_size, eps=llama.rms_norm_eps)
         self.lm_head = nn.Linear(llama.hidden_size, config.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(llama)
@@ -145,6 +217,16 @@ class Eagle3Head(nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long), persistent=False)
         # The head's own embedding [V, H], where its checkpoint brings one; else the target's is used.
         self.register_buffer("own_embedding", None, persistent=False)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Hidden states [..., H] of the target's three states [..., 3·Ht]."""
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, features.chunk(3, dim=-1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        hidden: Tensor = self.fc(features)
+        return hidden
 
     def forward(
         self,
@@ -158,120 +240,38 @@ class Eagle3Head(nn.Module):
 
         ``rotary`` holds the cosines and sines [B, n, head_dim] of the entries' positions.
         """
-        layer = self.midlayer
-        query, key, value = layer.self_attn.project(layer.attention_input(embeddings, hidden), rotary)
+        states, residual = self.midlayer.enter(embeddings, hidden)
+        query, key, value = self.midlayer.self_attn.project(states, rotary)
         key, value = cache.update(key, value, 0)
-        attended = layer.self_attn.combine(grouped_sdpa(query, key, value, mask, None))
-        return layer.finish(hidden, attended)
+        return self.recurrent(residual, grouped_sdpa(query, key, value, mask, None))
+
+    def recurrent(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The recurrent state [B, n, H], of a residual and attended values [B, heads, n, D]."""
+        out = self.midlayer.leave(residual, self.midlayer.self_attn.combine(attended))
+        return self.norm(out) if self.config.norm_output else out
 
     def logits(self, states: Tensor) -> Tensor:
         """Draft logits [..., D]."""
-        out: Tensor = self.lm_head(self.norm(states))
+        normed = states if self.config.norm_output else self.norm(states)
+        out: Tensor = self.lm_head(normed)
         return out
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids."""
         return draft_ids + self.d2t[draft_ids]
 
+    def note_positions(self, count: int, request: str) -> None:
+        """Say, the first time only, that a request may go beyond the positions that the head was made for.
 
-def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_layers: int) -> Eagle3Head:
-    """Load a head in the ``midlayer.*`` layout and check that it fits the target.
-
-    Where the checkpoint brings its own ``embed_tokens.weight`` the head uses that, else the target's.
-
-    Raises:
-        UserError: a file or tensor is missing, left over, or of a shape that does not fit.
-    """
-    config_path, weights_path = folder / "config.json", folder / "model.safetensors"
-    for path in (config_path, weights_path):
-        if not path.is_file():
-            raise UserError(f"drafter {folder}: no {path.name}; expected an EAGLE-3 head's folder")
-    try:
-        raw = json.loads(config_path.read_text(encoding="utf-8"))
-        tensors = load_file(weights_path)
-    except (ValueError, OSError, RecursionError, SafetensorError) as error:
-        raise UserError(f"drafter {folder}: not readable ({error})") from error
-    try:
-        config = Eagle3Config.from_dict(raw)
-        head = Eagle3Head(config)
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,  # sizes below zero or beyond the memory, from torch
-        StrictDataclassError,
-    ) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"drafter {folder}: config.json is not that of a supported EAGLE-3 head ({reason})") from error
-    if config.feature_layers is None:
-        layers = default_feature_layers(target_layers)
-        if not 0 <= layers[0] < layers[1] < layers[2] < target_layers:
-            raise UserError(
-                f"drafter {folder}: its config names no eagle_aux_hidden_state_layer_ids, and the default "
-                f"{list(layers)} is no choice for a target of {target_layers} layers"
+        Rotary angles have no end, and what is emitted does not depend on the head: only its guesses may get worse.
+        """
+        limit = self.config.max_positions
+        if limit is not None and count > limit and not self.beyond_noted:
+            self.beyond_noted = True
+            logger.warning(
+                "drafter: request %s may take %d positions, the head's max_position_embeddings is %d; "
+                "its guesses may be accepted less often beyond",
+                request,
+                count,
+                limit,
             )
-        config = head.config = replace(config, feature_layers=layers)
-    embedding = tensors.pop("embed_tokens.weight", None)
-    _check_fit(folder, config, embedding, target_vocab=target_vocab, target_hidden=target_hidden)
-    head.own_embedding = embedding
-    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
-    if d2t is None and config.draft_vocab_size != target_vocab:
-        raise UserError(
-            f"drafter {folder}: draft vocabulary {config.draft_vocab_size} is smaller than the target's "
-            f"{target_vocab}, but there is no d2t tensor to map one to the other"
-        )
-    expected = {name: tuple(p.shape) for name, p in head.named_parameters()}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise UserError(
-                f"drafter {folder}: tensor {name} has shape {found.get(name, 'nothing')}, "
-                f"expected {expected.get(name, 'no such tensor')}"
-            )
-    head.load_state_dict(tensors)
-    if d2t is not None:
-        _load_map(head, d2t, t2d, folder, target_vocab)
-    return head
-
-
-def _check_fit(
-    folder: Path, config: Eagle3Config, embedding: Tensor | None, *, target_vocab: int, target_hidden: int
-) -> None:
-    facts: dict[str, tuple[object, object]] = {
-        "vocab_size": (config.llama.vocab_size, target_vocab),
-        "target_hidden_size": (config.target_hidden_size, target_hidden),
-    }
-    if embedding is None:  # the target's embedding is its input
-        facts["hidden_size"] = (config.llama.hidden_size, target_hidden)
-    else:
-        size = (config.llama.vocab_size, config.llama.hidden_size)
-        facts["the shape of embed_tokens.weight"] = (tuple(embedding.shape), size)
-    for name, (found, expected) in facts.items():
-        if found != expected:
-            raise UserError(f"drafter {folder}: {name} is {found}, expected {expected} for this target")
-    if len(config.feature_layers or ()) != 3:
-        raise UserError(f"drafter {folder}: it names {config.feature_layers} feature layers, expected three")
-    if config.draft_vocab_size > target_vocab:
-        raise UserError(
-            f"drafter {folder}: draft vocabulary {config.draft_vocab_size} exceeds the target's {target_vocab}"
-        )
-
-
-def _load_map(head: Eagle3Head, d2t: Tensor, t2d: Tensor | None, folder: Path, target_vocab: int) -> None:
-    size = head.config.draft_vocab_size
-    if tuple(d2t.shape) != (size,):
-        raise UserError(f"drafter {folder}: d2t has shape {tuple(d2t.shape)}, expected {(size,)}")
-    ids = torch.arange(size) + d2t.long()
-    if int(ids.min()) < 0 or int(ids.max()) >= target_vocab or len(ids.unique()) != size:
-        raise UserError(
-            f"drafter {folder}: d2t must map draft ids to different target ids below {target_vocab} "
-            "(it holds offsets: target id = draft id + d2t)"
-        )
-    if t2d is not None:
-        marked = torch.zeros(target_vocab, dtype=torch.bool)
-        marked[ids] = True
-        if tuple(t2d.shape) != (target_vocab,) or not torch.equal(t2d.bool(), marked):
-            raise UserError(f"drafter {folder}: t2d does not mark the target ids that d2t maps to")
-    head.d2t = d2t.long()

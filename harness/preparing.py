@@ -12,7 +12,8 @@ import torch
 from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
 from ecospec.harness.decoding import Speculation
-from ecospec.harness.eagle3 import Eagle3Head, load_eagle3
+from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.eagle3_loading import load_eagle3
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,

@@ -136,10 +136,10 @@ def head_facts(target_vocab: int = VOCAB, draft_vocab: int | None = None, **over
     }
 
 
-def tiny_head(seed: int = 1, *, target_vocab: int = VOCAB, draft_vocab: int | None = None) -> Eagle3Head:
+def tiny_head(seed: int = 1, *, target_vocab: int = VOCAB, draft_vocab: int | None = None, **facts: Any) -> Eagle3Head:
     """A random head; with a smaller draft vocabulary its ids are spread over the target's."""
     torch.manual_seed(seed)
-    head = Eagle3Head(Eagle3Config.from_dict(head_facts(target_vocab, draft_vocab)))
+    head = Eagle3Head(Eagle3Config.from_dict(head_facts(target_vocab, draft_vocab, **facts)))
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.25)
     if draft_vocab is not None:

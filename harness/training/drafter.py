@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ecospec.errors import UserError
-from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head, load_eagle3
+from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
+from ecospec.harness.eagle3_loading import load_eagle3
 from ecospec.harness.loading import load_target
 from ecospec.harness.training.corpus import build_corpus
 from ecospec.harness.training.experts import use_training_experts
@@ -74,7 +75,7 @@ def draft_vocabulary(counts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np
 def unrolled_states(head: Eagle3Head, embeddings: Tensor, features: Tensor, steps: int) -> list[Tensor]:
     """The head's states when it drafts ``steps`` tokens after every position at once.
 
-    Entry t holds the embedding of token t+1. In step 0 its hidden state is ``fc`` of the target's; in step
+    Entry t holds the embedding of token t+1. In step 0 its hidden state is fused from the target's; in step
     k it is the head's own output of step k−1 at entry t−1. It sees step-0 entries up to t−k and, for
     i = 1..k, the step-i entry at t−k+i: exactly what a draft node of depth k sees at run time. Entries
     t < k of step k have no such past and are to be ignored.
@@ -88,7 +89,7 @@ def unrolled_states(head: Eagle3Head, embeddings: Tensor, features: Tensor, step
     layer, attention = head.midlayer, head.midlayer.self_attn
     n = embeddings.shape[1]
     positions = torch.arange(n, device=embeddings.device)[None]
-    hidden: Tensor = head.fc(features)
+    hidden = head.fuse(features)
     rotary = head.rotary(hidden, positions)
     causal = torch.ones(n, n, dtype=torch.bool, device=embeddings.device).tril()
     own = torch.eye(n, dtype=torch.bool, device=embeddings.device)
@@ -96,14 +97,15 @@ def unrolled_states(head: Eagle3Head, embeddings: Tensor, features: Tensor, step
     values: list[Tensor] = []
     outputs: list[Tensor] = []
     for k in range(steps):
-        query, key, value = attention.project(layer.attention_input(embeddings, hidden), rotary)
+        entered, residual = layer.enter(embeddings, hidden)
+        query, key, value = attention.project(entered, rotary)
         keys.append(key)
         values.append(value)
         seen = [causal.tril(-k), *(_below(own, k - i) for i in range(1, k + 1))]
         attended = grouped_sdpa(
             query, torch.cat(keys, dim=2), torch.cat(values, dim=2), torch.cat(seen, dim=1)[None, None], None
         )
-        state = layer.finish(hidden, attention.combine(attended))
+        state = head.recurrent(residual, attended)
         outputs.append(state)
         hidden = torch.cat((torch.zeros_like(state[:, :1]), state[:, :-1]), dim=1)
     return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from torch import Tensor
 import ecospec.harness.drafting as drafting
 from ecospec.errors import UserError
 from ecospec.harness.drafting import DrafterBatch, DrafterSession
-from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.eagle3 import FLAGS, Eagle3Head
 from ecospec.harness.training.drafter import unrolled_states
 from ecospec.policies import DraftTree
 from ecospec.predictors.kv_cache import SlotCache
@@ -33,9 +34,9 @@ COMMITTED = 7
 class Setting:
     """A head with some committed entries: what followed each token, and the target's states of the tokens."""
 
-    def __init__(self, draft_vocab: int | None = None, seed: int = 0) -> None:
+    def __init__(self, draft_vocab: int | None = None, seed: int = 0, **facts: Any) -> None:
         torch.manual_seed(seed)
-        self.head = tiny_head(seed, draft_vocab=draft_vocab)
+        self.head = tiny_head(seed, draft_vocab=draft_vocab, **facts)
         self.embedding = torch.randn(VOCAB, HIDDEN)
         self.following = random_tokens(np.random.default_rng(seed), COMMITTED)
         self.features = torch.randn(COMMITTED, 3 * HIDDEN)
@@ -48,7 +49,7 @@ class Setting:
     @torch.no_grad()
     def path_state(self, drafted: Sequence[int]) -> Tensor:
         """The state [H] after the committed entries and a drafted path, each pass over everything anew."""
-        entries, hidden = list(self.following), self.head.fc(self.features)
+        entries, hidden = list(self.following), self.head.fuse(self.features)
         state = self._last(entries, hidden)
         for token in drafted:
             entries.append(token)
@@ -200,14 +201,17 @@ def test_after_any_history_the_heads_memory_is_that_of_the_emitted_tokens_and_tr
     np.testing.assert_allclose(ours.probs, theirs.probs, atol=1e-5)
 
 
-def test_what_is_trained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "flags", [(), *((flag,) for flag in FLAGS), FLAGS], ids=lambda flags: "+".join(flags) or "plain"
+)
+def test_what_is_trained_is_what_runs(flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The states unrolled over whole sequences in training are those of a running session, after any prefix.
 
     A session drafts a chain of three from every position; its choices are replaced by the sequence's own
     tokens, since these are what training feeds the head.
     """
     steps, n = 3, 10
-    setting = Setting()
+    setting = Setting(**dict.fromkeys(flags, True))
     torch.manual_seed(2)
     rows = torch.randint(0, VOCAB, (2, n + 1))
     features = torch.randn(2, n, 3 * HIDDEN)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.drafting import DrafterSession
-from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers, load_eagle3
+from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
+from ecospec.harness.eagle3_loading import default_feature_layers, load_eagle3
 from ecospec.predictors.kv_cache import SlotCache
 
 DRAFT_VOCAB = 20
@@ -209,13 +210,14 @@ def test_another_number_of_layers_than_three_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(small: Path, name: str) -> None:
     (small / name).unlink()
-    assert refusal(small) == f"no {name}; expected an EAGLE-3 head's folder"
+    others = "" if name == "config.json" else ", model.safetensors.index.json or pytorch_model.bin"
+    assert refusal(small) == f"no {name}{others}; expected an EAGLE-3 head's folder"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_an_unreadable_file_is_refused(small: Path, name: str) -> None:
     (small / name).write_bytes(b'{"hidden_size": 3')
-    assert refusal(small).startswith("not readable (")
+    assert refusal(small).startswith(f"{name} is not readable (")
 
 
 @pytest.mark.parametrize(
@@ -234,25 +236,6 @@ def test_a_config_that_describes_no_head_is_refused(small: Path, facts: Any) -> 
     changed = facts if isinstance(facts, list) else head_facts(draft_vocab=DRAFT_VOCAB) | facts
     (small / "config.json").write_text(json.dumps(changed))
     assert refusal(small).startswith("config.json is not that of a supported EAGLE-3 head (")
-
-
-@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
-def test_a_variant_that_would_be_computed_wrongly_is_refused(tmp_path: Path, flag: str) -> None:
-    for number, facts in enumerate(
-        (
-            head_facts(draft_vocab=DRAFT_VOCAB, **{flag: True}),
-            head_facts(
-                draft_vocab=DRAFT_VOCAB,
-                eagle_config={"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS), flag: True},
-            ),
-        )
-    ):
-        folder = write(tmp_path / str(number), facts, published_tensors(DRAFT_VOCAB))
-        assert f"{flag} is not supported" in refusal(folder)
-    folder = write(
-        tmp_path / "off", head_facts(draft_vocab=DRAFT_VOCAB, **{flag: False}), published_tensors(DRAFT_VOCAB)
-    )
-    load(folder)
 
 
 def test_more_than_one_layer_is_refused(tmp_path: Path) -> None:

@@ -26,11 +26,14 @@ def test_the_weights_are_those_of_the_card_and_fit_the_limit() -> None:
     assert (folder / "CARD.md").read_text(encoding="utf-8") == card(facts)
 
 
-def test_the_card_records_an_overlap_of_three_quarters_and_more_than_token_frequency() -> None:
-    figures = embedded_facts()["training"]["predictor"]["figures"]
+@pytest.mark.parametrize("kind", ["learned", "feature"])
+def test_the_card_records_an_overlap_of_three_quarters_and_more_than_token_frequency(kind: str) -> None:
+    figures = embedded_facts()["training"][f"predictor {kind}"]["figures"]
     assert figures["held_out_overlap"] >= 0.75
     assert figures["held_out_overlap"] > figures["held_out_overlap_token_frequency"]
     assert len(figures["held_out_overlap_by_layer"]) == embedded_facts()["training"]["target"]["shape"]["layers"]
+    accuracy = embedded_facts()["accuracy"]
+    assert accuracy[kind]["accuracy"]["all"] > accuracy["token-frequency"]["accuracy"]["all"] + 0.05
 
 
 def test_only_text_under_the_stated_licences_was_used() -> None:

@@ -18,7 +18,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Speculation, decode_ar, decode_speculative
-from ecospec.harness.eagle3 import load_eagle3
+from ecospec.harness.eagle3_loading import load_eagle3
 from ecospec.harness.loading import LoadedTarget, load_target, target_view
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.training.corpus import Corpus, build_corpus
