@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny_models import plain_forward, rule_for, tiny_model, tiny_target
+from tiny_models import plain_forward, rule_for, tiny_head, tiny_model, tiny_target
 
 import ecospec.harness.decoding as decoding
 import ecospec.harness.drafting as drafting
@@ -117,7 +117,7 @@ def sampled(
     monkeypatch.setattr(decoding, "unique_pairs", lambda *args: 0)  # only a record, and a third of the time
     if accept is not None:
         monkeypatch.setattr(decoding, "accept", accept)
-    method = Speculation(Confidence(), None, budget=6, draft_steps=2, draft_topk=3)  # type: ignore[arg-type]
+    method = Speculation(Confidence(), tiny_head(), budget=6, draft_steps=2, draft_topk=3)
     counts = np.zeros((VOCAB,) * LENGTH, dtype=np.int64)
     steps = 0
     for request in range(requests):
