@@ -35,11 +35,11 @@ class Expansion:
 
     def node_states(self, tree: DraftTree) -> NodeStates:
         """The states for all nodes of the tree that grew."""
-        rows = np.full(tree.size, -1)
-        rows[self.nodes] = np.arange(len(self.nodes))
-        own = rows >= 0
-        # Only an expanded node has children.
-        rows = np.where(own, rows, rows[tree.parents])
+        # Plain lists: a dozen nodes are sooner gone through than handed to array functions.
+        place = {node: row for row, node in enumerate(self.nodes.tolist())}
+        parents = tree.parents.tolist()
+        rows = np.array([place[node if node in place else parents[node]] for node in range(len(parents))])
+        own = np.array([node in place for node in range(len(parents))])
         return NodeStates(self.states, rows, own)
 
 
@@ -131,8 +131,7 @@ class DrafterSession:
         """
         if self.drafted is None or tree is not self.drafted[0]:
             raise ValueError("the drafter has states for the tree that it drafted last, and for no other")
-        with torch.inference_mode():
-            return self.drafted[1].node_states(tree)
+        return self.drafted[1].node_states(tree)
 
 
 class DrafterBatch:
