@@ -143,6 +143,6 @@ def test_patience_is_an_option_of_its_own(
     assert command(*common, "--patience", 3).code == 0
     assert command(*common).code == 0
     assert [recipe.patience for recipe in given] == [3, 8]
-    other = command("train", "predictor", "--corpus", corpus, "--output", "out", "--patience", 3)
+    other = command("train", "predictor", "--corpus", corpus, "--output", "out", "--epochs", 3)
     assert other.code == 2
-    assert "--patience 3: it goes with --trace; expected to be left out" in other.err
+    assert "--epochs 3: it goes with --trace; expected to be left out" in other.err
