@@ -6,10 +6,10 @@ Both give logits for the tokens of a batch; how they are trained, on traces or o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ from ecospec.predictors import feature, learned
 from ecospec.predictors.backbone import backbone_config, load_pretrained
 from ecospec.predictors.checkpoint import save_predictor, target_facts
 from ecospec.predictors.contract import DrafterView, TargetView
+from ecospec.predictors.training import LoopConfig, train
 
+Loss: TypeAlias = Callable[[int, float], tuple[Tensor, Mapping[str, float]]]
+"""The scalar to differentiate at a step, and figures to log; see `train`."""
 FRESH_RATE, PRETRAINED_RATE = 2e-3, 1e-5
 """Peak learning rates; that of a pretrained backbone is the paper's."""
 
@@ -288,6 +291,28 @@ def table_figure(batches: Iterable[Batch], table: Tensor) -> dict[str, float]:
         hits += int(hits_by_layer(known, true).sum())
         total += true.numel()
     return {"held_out_overlap_token_frequency": hits / max(1, total)}
+
+
+def fit(
+    learner: Learner,
+    loss: Loss,
+    loop: LoopConfig,
+    output: Path,
+    *,
+    evaluate: Callable[[], Mapping[str, Any]],
+    resume: bool,
+) -> dict[str, Any]:
+    """Train a predictor, and end with the weights of the best held-out overlap; see `train`."""
+    return train(
+        learner.module,
+        loss,
+        loop,
+        output,
+        evaluate=evaluate,
+        resume=resume,
+        title="predictor",
+        keep_best="held_out_overlap",
+    )
 
 
 def _mixed_precision(like: Tensor) -> torch.autocast:

@@ -19,6 +19,7 @@ from ecospec.harness.training.learners import (
     Batch,
     FeatureShape,
     PredictorShape,
+    fit,
     held_out_figures,
     new_learner,
     overlap,
@@ -30,7 +31,7 @@ from ecospec.harness.training.learners import (
 from ecospec.harness.training.own_text import own_text, real_tokens
 from ecospec.harness.training.target import write_training_record
 from ecospec.predictors.token_frequency import build_table, save_table
-from ecospec.predictors.training import LoopConfig, refuse_another_run, train
+from ecospec.predictors.training import LoopConfig, refuse_another_run
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,7 @@ def train_predictor(
         evaluate_every=recipe.evaluate_every,
         patience=recipe.patience,
     )
-    figures = train(
-        learner.module,
-        loss,
-        loop,
-        output,
-        evaluate=evaluate,
-        resume=resume,
-        title="predictor",
-        keep_best="held_out_overlap",
-    )
+    figures = fit(learner, loss, loop, output, evaluate=evaluate, resume=resume)
     # A resumed or a short run counts what it has not seen.
     for step in sorted(set(range(recipe.table_batches)) - counted):
         windows = windows_of(step)

@@ -19,6 +19,7 @@ from ecospec.harness.training.learners import (
     Batch,
     FeatureShape,
     PredictorShape,
+    fit,
     held_out_figures,
     new_learner,
     overlap,
@@ -31,7 +32,7 @@ from ecospec.harness.training.target import write_record
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.token_frequency import build_table, save_table
 from ecospec.predictors.traces import Trace, TracedText, open_trace
-from ecospec.predictors.training import LoopConfig, refuse_another_run, train
+from ecospec.predictors.training import LoopConfig, refuse_another_run
 
 
 @dataclass(frozen=True)
@@ -216,16 +217,7 @@ def train_on_traces(
         evaluate_every=per_epoch,
         patience=recipe.patience,
     )
-    figures = train(
-        learner.module,
-        loss,
-        loop,
-        output,
-        evaluate=evaluate,
-        resume=resume,
-        title="predictor",
-        keep_best="held_out_overlap",
-    )
+    figures = fit(learner, loss, loop, output, evaluate=evaluate, resume=resume)
     learner.save(output / kind)
     save_table(output / "token-frequency", table.cpu().numpy(), view)
     facts = {
