@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,17 +72,16 @@ class ExpertSets:
         indices = np.asarray(indices)
         if indices.ndim != 3 or indices.dtype.kind not in "iu":
             raise ValueError(f"expected integers [layers, nodes, K], got {indices.dtype} of shape {indices.shape}")
-        if indices.size and not 0 <= indices.min() <= indices.max() < num_experts:
+        # Seen as unsigned, a negative number is a huge one: a single look at the largest finds both.
+        if indices.size and indices.view(indices.dtype.str.replace("i", "u")).max() >= num_experts:
             raise ValueError(
                 f"routing names experts {indices.min()} to {indices.max()}, expected values from 0 to {num_experts - 1}"
             )
         num_layers, nodes, _ = indices.shape
         row_bits = words_for(num_layers, num_experts) * WORD_BITS
         # One flat store into a padded mask: several times faster than indexing by (node, pair).
-        layer_starts = np.arange(num_layers)[:, None, None] * num_experts
-        row_starts = np.arange(nodes)[None, :, None] * row_bits
         padded = np.zeros(nodes * row_bits, dtype=bool)
-        padded[indices + (layer_starts + row_starts)] = True
+        padded[indices + _starts(num_layers, nodes, num_experts)] = True
         return cls(_pack(padded.reshape(nodes, row_bits)), num_layers, num_experts)
 
     @classmethod
@@ -155,6 +155,13 @@ class ExpertSets:
 
     def _shape(self) -> str:
         return f"{self.num_layers} layers x {self.num_experts} experts"
+
+
+@lru_cache(maxsize=64)
+def _starts(num_layers: int, nodes: int, num_experts: int) -> IntArray:
+    """int64[L, N, 1], where each node's pairs of each layer begin in the padded mask of all nodes."""
+    rows = np.arange(nodes)[None, :, None] * words_for(num_layers, num_experts) * WORD_BITS
+    return np.asarray(np.arange(num_layers)[:, None, None] * num_experts + rows, dtype=np.int64)
 
 
 def _pack(padded: BoolArray) -> WordArray:

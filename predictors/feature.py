@@ -1,8 +1,8 @@
 """The feature predictor: the drafter's hidden state of each tree node, through small low-rank heads, one a MoE layer.
 
 The drafter has run over the tree already, and its state is made from the target's own: it knows the context. So this
-predictor needs neither a backbone nor a KV memory; a step is two matrix products over all nodes. It is not in the
-paper.
+predictor needs neither a backbone nor a KV memory. What it makes of a token depends on nothing else, so that is looked
+up: a step is two matrix products, one over the states and one over the nodes. It is not in the paper.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,6 +33,8 @@ from ecospec.predictors.learned import top_experts
 from ecospec.predictors.placing import place
 
 KIND = "feature"
+TOKENS_AT_ONCE = 8192
+"""Tokens whose part is worked out in one go when a predictor is loaded; bounds what that needs beside the result."""
 
 
 class FeaturePredictor(nn.Module):
@@ -60,17 +61,27 @@ class FeaturePredictor(nn.Module):
             states: [M, H]. uses: int64 [n], for each node 2 · m where state m is its own, 2 · m + 1 where it is its
                 parent's. embeddings: [n, Ht], of the nodes' tokens.
         """
+        return self.combine(states, uses, self.of_tokens(embeddings))
+
+    def of_tokens(self, embeddings: Tensor) -> Tensor:
+        """The part [n, L · r] of the inner values that the tokens' embeddings [n, Ht] give."""
+        part: Tensor = self.token(F.rms_norm(embeddings, embeddings.shape[-1:]))
+        return part
+
+    def combine(self, states: Tensor, uses: Tensor, of_tokens: Tensor) -> Tensor:
+        """Expert logits [n, L, E] from what `of_tokens` gave and the states, as `forward` takes them."""
         # A state serves several nodes, so it is multiplied before it is handed out.
         served = self.state(F.rms_norm(states, states.shape[-1:])).view(-1, self.moe_layers * self.rank)[uses]
-        inner = F.silu(served + self.token(F.rms_norm(embeddings, embeddings.shape[-1:])))
+        inner = F.silu(served + of_tokens)
         by_layer = inner.view(-1, self.moe_layers, self.rank).transpose(0, 1)
         return torch.baddbmm(self.bias, by_layer, self.up).transpose(0, 1)
 
 
-def uses_of(states: NodeStates, before: int = 0) -> npt.NDArray[np.int64]:
+def uses_of(states: NodeStates, before: int = 0) -> list[int]:
     """How each node uses a state, as `FeaturePredictor.forward` takes it, ``before`` other states standing before."""
-    uses: npt.NDArray[np.int64] = 2 * (states.rows + before) + ~states.own
-    return uses
+    # Plain lists, here and for the tokens: for a dozen nodes several array functions cost more than going through them.
+    rows, own = states.rows.tolist(), states.own.tolist()
+    return [2 * (before + row) + (not its) for row, its in zip(rows, own, strict=True)]
 
 
 def load_feature(folder: Path, target: TargetView) -> BoundFeature:
@@ -117,10 +128,16 @@ def drafter_facts(drafter: DrafterView) -> dict[str, Any]:
 
 
 class BoundFeature(BoundPredictor):
-    """A predictor with its weights, beside the target whose embedding it reads."""
+    """A predictor with its weights, and its part [V, L · r] for every token of the target's vocabulary."""
 
     def __init__(self, model: FeaturePredictor, target: TargetView) -> None:
-        self.model, self.target = model, target
+        self.model, self.top_k = model, target.top_k
+        embedding: Tensor = target.embedding
+        self._of_tokens = embedding.new_empty(len(embedding), model.moe_layers * model.rank)
+        with torch.inference_mode():
+            for start in range(0, len(embedding), TOKENS_AT_ONCE):
+                some = slice(start, start + TOKENS_AT_ONCE)
+                self._of_tokens[some] = model.of_tokens(embedding[some])
 
     def start(self, request: PredictionRequest) -> PredictorSession:
         """The context is in the drafter's states."""
@@ -133,21 +150,17 @@ class BoundFeature(BoundPredictor):
     @torch.inference_mode()
     def predict(self, trees: Sequence[DraftTree], states: Sequence[NodeStates]) -> list[Routing]:
         """Top-K experts [L, N, K] of every tree."""
-        if len(trees) == 1:
-            return [self._routing(trees[0].tokens, states[0].states, uses_of(states[0]))]
-        begins = np.cumsum([0, *(len(each.states) for each in states)]).tolist()
-        routing = self._routing(
-            np.concatenate([tree.tokens for tree in trees]),
-            torch.cat([each.states for each in states]),
-            np.concatenate([uses_of(each, begin) for each, begin in zip(states, begins, strict=False)]),
-        )
-        return np.split(routing, np.cumsum([tree.size for tree in trees])[:-1], axis=1)
-
-    def _routing(self, tokens: npt.NDArray[np.int64], states: Tensor, uses: npt.NDArray[np.int64]) -> Routing:
-        embedding = self.target.embedding
-        # One copy for both; from_numpy warns of sharing a tree's read-only arrays.
-        ids, places = torch.from_numpy(np.stack((tokens, uses))).to(embedding.device)
-        return top_experts(self.model(states, places, embedding[ids]), self.target.top_k)
+        tokens: list[int] = []
+        uses: list[int] = []
+        begin = 0
+        for tree, each in zip(trees, states, strict=True):
+            tokens += tree.tokens.tolist()
+            uses += uses_of(each, begin)
+            begin += len(each.states)
+        met = states[0].states if len(states) == 1 else torch.cat([each.states for each in states])
+        ids, places = torch.tensor((tokens, uses), device=self._of_tokens.device)
+        routing = top_experts(self.model.combine(met, places, self._of_tokens[ids]), self.top_k)
+        return np.split(routing, np.cumsum([tree.size for tree in trees])[:-1], axis=1) if len(trees) > 1 else [routing]
 
 
 class FeatureSession(PredictorSession):

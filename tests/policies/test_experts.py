@@ -51,9 +51,12 @@ def test_pair_p_is_bit_p_mod_64_of_word_p_div_64() -> None:
     assert sets.bits.tolist() == [[1 << 5, 1 << 6]]
 
 
-def test_narrow_unsigned_indices_do_not_overflow() -> None:
+@pytest.mark.parametrize("kind", ["u1", "i1", "<i2", ">i2", ">u4", "<i4", ">i8"])
+def test_indices_of_any_integer_kind_are_the_same_sets(kind: str) -> None:
     indices = random_topk(1, layers=94, nodes=5, experts=128, k=8)
-    assert unpack(ExpertSets.from_topk(indices.astype(np.uint8), 128)) == as_pairs(indices)
+    assert unpack(ExpertSets.from_topk(indices.astype(kind), 128)) == as_pairs(indices)
+    with pytest.raises(ValueError, match="names experts 0 to 127, expected values from 0 to 126"):
+        ExpertSets.from_topk(indices.astype(kind), 127)
 
 
 def test_a_mask_survives_the_round_trip() -> None:
@@ -116,6 +119,7 @@ def test_rows_are_read_only_and_independent_of_the_callers() -> None:
         (np.zeros((2, 3), dtype=int), r"of shape \(2, 3\)"),
         (np.full((2, 3, 1), 8), "names experts 8 to 8, expected values from 0 to 7"),
         (np.full((2, 3, 1), -1), "names experts -1 to -1"),
+        (np.array([[[3]], [[-128]]], dtype=np.int8), "names experts -128 to 3"),
         (np.zeros((0, 3, 1), dtype=int), "at least 1 layer"),
     ],
 )

@@ -26,6 +26,7 @@ from ecospec.errors import UserError
 from ecospec.harness.drafting import DrafterBatch, DrafterSession
 from ecospec.harness.loading import target_view
 from ecospec.policies import DraftTree
+from ecospec.predictors import feature
 from ecospec.predictors.builtin import Feature
 from ecospec.predictors.checkpoint import save_predictor, target_geometry
 from ecospec.predictors.contract import DrafterView, NodeStates, TargetView
@@ -56,7 +57,7 @@ def some_states(tree: DraftTree, seed: int = 0) -> NodeStates:
 
 def by_hand(bound: BoundFeature, token: int, state: torch.Tensor, own: bool) -> list[list[int]]:
     """The experts of one node in each layer, one layer after another."""
-    model, embedding = bound.model, bound.target.embedding[token]
+    model, embedding = bound.model, tiny_target().embedding[token]
     state, embedding = (x / x.square().mean().sqrt() for x in (state, embedding))
     found = []
     for layer in range(LAYERS):
@@ -80,6 +81,18 @@ def test_each_node_and_layer_is_what_its_formula_gives(bound: BoundFeature) -> N
             assert np.sort(routing[:, node]).tolist() == expected
             seen.add(str(expected))
     assert len(seen) > 30
+
+
+def test_the_tokens_part_is_the_same_in_however_many_pieces_it_was_worked_out(
+    bound: BoundFeature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target()
+    assert len(target.embedding) % 7
+    monkeypatch.setattr(feature, "TOKENS_AT_ONCE", 7)
+    pieces = BoundFeature(bound.model, target_view(target))
+    tree = random_tree(np.random.default_rng(3), 9)
+    one, other = (np.sort(each.predict([tree], [some_states(tree)])[0]) for each in (bound, pieces))
+    assert (one == other).all()
 
 
 def test_own_and_inherited_states_are_read_differently(bound: BoundFeature) -> None:
@@ -147,13 +160,13 @@ def drafter(tmp_path: Path) -> DrafterView:
 
 @pytest.fixture
 def view(bound: BoundFeature, drafter: DrafterView) -> TargetView:
-    return replace(bound.target, drafter=drafter)
+    return replace(target_view(tiny_target()), drafter=drafter)
 
 
 def save(folder: Path, bound: BoundFeature, trained_on: DrafterView, **changes: object) -> Path:
     config = {
         "kind": KIND,
-        "target": target_geometry(bound.target),
+        "target": target_geometry(target_view(tiny_target())),
         "drafter": drafter_facts(trained_on),
         "rank": RANK,
         **changes,
