@@ -53,7 +53,7 @@ def load_target(
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation="eager",  # which all have; `Target` puts ours in its place
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             output_loading_info=True,
         )
@@ -75,7 +75,12 @@ def load_target(
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:
-    """What predictors may know of a target."""
+    """What predictors may know of a target.
+
+    Raises:
+        UserError: it is dense.
+    """
+    check_experts(target, "a predictor")
     geometry = target.geometry
     return TargetView(
         moe_layers=geometry.moe_layers,
@@ -86,6 +91,22 @@ def target_view(target: Target, bundle: Path | None = None) -> TargetView:
         embedding=target.embedding,
         bundle=bundle,
     )
+
+
+def check_experts(target: Target, what: str) -> None:
+    """Refuse what needs experts where there are none.
+
+    Args:
+        what: begins the message, such as ``policy 'oracle'``.
+
+    Raises:
+        UserError: the target is dense.
+    """
+    if not target.geometry.moe_layers:
+        raise UserError(
+            f"{what} needs a target with experts, and {type(target.model).__name__} is dense; "
+            "expected a Mixture-of-Experts target, or a policy such as confidence, which needs none"
+        )
 
 
 def embedded_folder() -> Path:
