@@ -8,13 +8,14 @@ left are ordinary experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, Fp8Dequantize
 from transformers.integrations.moe import ExpertsInterface
 
 MXFP4_BLOCK = 32
@@ -87,3 +88,53 @@ def is_fp8(module: Any) -> bool:
     """Whether these are experts stored in blocks of FP8."""
     weight = getattr(module, "down_proj", None)
     return isinstance(weight, Tensor) and weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def unpacked_method(declared: Any, model: nn.Module) -> str | None:
+    """The checkpoint's quantisation where the library has unpacked its weights on loading, such as ``fp8``.
+
+    Args:
+        declared: the ``quantization_config`` of the checkpoint, read apart: the loaded model's no longer has it.
+    """
+    method = declared.get("quant_method") if isinstance(declared, dict) else getattr(declared, "quant_method", None)
+    kept = any(is_fp8(module) or is_mxfp4(module) for module in model.modules())
+    return None if kept or method is None else str(getattr(method, "value", method))
+
+
+def unpack_blocks(stored: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """The numbers [..., rows, columns], in float32, of FP8 weights whose last blocks may be cut off.
+
+    Args:
+        stored: FP8 [..., rows, columns]. scales: [..., ⌈rows / block rows⌉, ⌈columns / block columns⌉].
+        block: rows and columns that share a scale.
+    """
+    rows, columns = stored.shape[-2:]
+    wide = scales.float().repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+    return stored.float() * wide[..., :rows, :columns]
+
+
+@contextmanager
+def whole_blocks() -> Iterator[None]:
+    """In this block the library unpacks FP8 weights by the block size that the checkpoint declares.
+
+    By itself it divides the weight evenly among the scales. That is wrong where the last block is cut off, as in
+    DeepSeek-V3, whose keys' projection has 576 rows in blocks of 128: it then refuses, or where the numbers happen
+    to divide, gives other weights.
+    """
+    library = Fp8Dequantize._dequantize_one
+
+    def dequantize(self: Any, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:
+        found = getattr(self.hf_quantizer.quantization_config, "weight_block_size", None)
+        if found is not None and quantized.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and scales.dim() > 1:
+            block = (int(found[0]), int(found[1]))
+            grid = [-(-size // each) for size, each in zip(quantized.shape[-2:], block, strict=True)]
+            if scales.dtype.is_floating_point and list(scales.shape[-2:]) == grid:
+                return unpack_blocks(quantized, scales, block).to(output_dtype or torch.bfloat16)
+        result: Tensor = library(self, quantized, scales, output_dtype)
+        return result
+
+    Fp8Dequantize._dequantize_one = dequantize
+    try:
+        yield
+    finally:
+        Fp8Dequantize._dequantize_one = library

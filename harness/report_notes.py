@@ -114,6 +114,11 @@ def caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield str(manifest["suite_note"])
     if manifest.get("target") == EMBEDDED:
         yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
+    if manifest.get("unpacked"):
+        yield (
+            f"the checkpoint's {manifest['unpacked']} weights are unpacked to {manifest.get('dtype')} in memory, as "
+            "there is no kernel for them here: bytes and times are those of the unpacked ones"
+        )
 
 
 def _lossless_notes(report: Report, dtype: str) -> Iterator[str]:

@@ -127,6 +127,11 @@ def family_model(family: str, seed: int = 0, **changes: Any) -> Any:
 def write_family(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     """A checkpoint folder with tokenizer, shards and their index."""
     family_model(family, seed, **changes).save_pretrained(folder, max_shard_size=SHARD)
+    return add_tokenizer(folder)
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of the same vocabulary into a folder."""
     texts = ["Question: Sam has 3 pens and buys 4 more.\nAnswer: Sam has 3 + 4 = 7 pens.\n#### 7"] * 4
     train_tokenizer(texts, VOCAB).save_pretrained(folder)
     return folder
