@@ -31,8 +31,8 @@ def check_config(name: str, config: Any) -> None:
     sparse = sorted(kind for kind in kinds if kind in _SPARSE)
     if sparse:
         raise UserError(
-            f"{name} has {sparse[0]} layers: which keys they see depends on all that went before them in memory, so "
-            "that rejected draft tokens would show; it is not supported"
+            f"{name} has {sparse[0]} layers: they choose or compress the keys that they see in a memory of their own, "
+            "from which a rejected draft token cannot be taken back; it is not supported"
         )
     positions = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
     for kind in ("longrope", "dynamic"):
