@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
+
+FINAL: Final = "final"
+"""In place of a feature layer: the decoder's last state, behind its final norm, which the language-model head reads."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Geometry:
 class Target:
     """A transformers MoE causal LM, in evaluation mode, with its experts and attention routed through us."""
 
-    def __init__(self, model: Any, *, feature_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, *, feature_layers: Sequence[int | str] = ()) -> None:
         """Take over ``model``.
 
         Args:
@@ -91,31 +94,32 @@ class Target:
             )
         decoder = self.model.get_decoder()
         self._layers: Any = decoder.layers
-        self.feature_layers: tuple[int, ...] = ()
-        self._features: dict[int, Tensor] = {}
-        self._features_hooked: set[int] = set()
+        self.feature_layers: tuple[int | str, ...] = ()
+        self._features: dict[int | str, Tensor] = {}
+        self._features_hooked: set[int | str] = set()
         self.read_features(feature_layers)
         parameters = inspect.signature(self.model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.geometry = self._measure_geometry()
 
-    def read_features(self, layers: Sequence[int]) -> None:
-        """Return the outputs of these decoder layers, in this order, as `Pass.features` from now on.
+    def read_features(self, layers: Sequence[int | str]) -> None:
+        """Return the outputs of these decoder layers, or `FINAL`, in this order, as `Pass.features` from now on.
 
         Raises:
             UserError: a layer does not exist.
         """
-        wrong = [i for i in layers if not 0 <= i < len(self._layers)]
+        wrong = [i for i in layers if i != FINAL and not (isinstance(i, int) and 0 <= i < len(self._layers))]
         if wrong:
             raise UserError(f"feature layers {wrong} do not exist; the target has {len(self._layers)} layers")
         for index in set(layers) - self._features_hooked:
-            self._layers[index].register_forward_hook(self._keep_features(index))
+            module = self._layers[index] if isinstance(index, int) else self.model.get_decoder()
+            module.register_forward_hook(self._keep_features(index))
             self._features_hooked.add(index)
         self.feature_layers = tuple(layers)
 
-    def _keep_features(self, index: int) -> Any:
+    def _keep_features(self, index: int | str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._features[index] = output[0] if isinstance(output, tuple) else output
+            self._features[index] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 
