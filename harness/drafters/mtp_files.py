@@ -119,8 +119,10 @@ def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tenso
     return weight.float() * wide[: weight.shape[0], : weight.shape[1]]
 
 
-def floats(files: CheckpointFiles, found: dict[str, Tensor], block: tuple[int, int]) -> dict[str, Tensor]:
-    """Tensors in floating point: FP8 weights are multiplied by their scales, which are used up.
+def floats(
+    files: CheckpointFiles, found: dict[str, Tensor], block: tuple[int, int], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Tensors in floating point: FP8 weights are multiplied by their scales, which are used up, and given in ``dtype``.
 
     Raises:
         UserError: a tensor is of another type, an FP8 weight has no scales, or scales are without a weight.
@@ -136,7 +138,7 @@ def floats(files: CheckpointFiles, found: dict[str, Tensor], block: tuple[int, i
                 raise files.fail(f"tensor {name} is FP8, but there is no {scale}")
             used.add(scale)
             try:
-                plain[name] = dequantised(tensor, found[scale], block)
+                plain[name] = dequantised(tensor, found[scale], block).to(dtype)
             except ValueError as error:
                 raise files.fail(f"tensor {scale} {error}") from error
         elif tensor.dtype in FLOATS:

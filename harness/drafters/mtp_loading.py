@@ -58,9 +58,9 @@ def bind_mtp(name: str, target: DrafterTarget) -> BoundHead:
     except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise files.fail(f"its config describes no layer ({' '.join(str(error).split())})") from error
     embedding: Tensor = target.embedding
-    read = {each.removeprefix(prefix): tensor for each, tensor in files.read(names).items()}
-    read.pop(COMPUTED, None)
-    stored = floats(files, read, block_size(target.config))
+    read = files.read([each for each in names if each != prefix + COMPUTED])
+    plain = floats(files, read, block_size(target.config), embedding.dtype)
+    stored = {each.removeprefix(prefix): tensor for each, tensor in plain.items()}
     _check(files, prefix, _published(head, target), stored)
     own = stored.pop(EMBEDDING, None)
     head.load_state_dict(_assembled(head, stored, embedding.dtype), assign=True)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens, the bonus token the last of them, where they stood in the text before.
+"""Prompt lookup: what followed the last n tokens, of which the bonus token is the last, where they stood before.
 
 Of n = longest, …, 1 the first is taken whose n-gram stands anywhere before in prompt and output. The tree holds the
 latest distinct continuations, at most k of them, merged where they begin alike. With c(node) the occurrences that go on
