@@ -1,13 +1,13 @@
-"""The drafter hook: somebody else's drafter end to end, what is refused of one, and ``--drafter`` on the command line."""
+"""The drafter hook: somebody else's drafter end to end, what is refused of one, and what ``--drafter`` takes."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import sys
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,54 +35,25 @@ from ecospec.predictors.contract import BoundPredictor, PredictorSession
 PROMPT = [1, 2, 3]
 
 
-# --- the drafter of the guide (docs/drafters.md), some twenty lines
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
 
 
-@dataclass(frozen=True)
-class Repeat(Drafter):
-    """The last tokens again, as a chain."""
-
-    name = "repeat"
-    chance: float = 0.5
-
-    def bind(self, target: DrafterTarget) -> BoundDrafter:
-        chance = self.chance
-
-        class Batch(DraftBatch):
-            def __init__(self, size: int) -> None:
-                self.texts: list[list[int]] = [[] for _ in range(size)]
-
-            def start(self, index: int, tokens: Sequence[int], features: Any) -> None:
-                self.texts[index] = list(tokens)
-
-            def extend(self, blocks: Sequence[Sequence[int]], features: Sequence[Any]) -> None:
-                for text, block in zip(self.texts, blocks, strict=True):
-                    text += block
-
-            def draft(self, bonuses: Sequence[int], depths: Sequence[int], top_k: int) -> list[DraftTree]:
-                chains = [text[-1 - depth :][:depth] for text, depth in zip(self.texts, depths, strict=True)]
-                return [
-                    DraftTree.chain([bonus, *chain], [1.0] + [chance] * len(chain))
-                    for bonus, chain in zip(bonuses, chains, strict=True)
-                ]
-
-            def leave(self, index: int) -> None:
-                del self.texts[index]
-
-        class Bound(BoundDrafter):
-            def open(self, capacities: Sequence[int]) -> DraftBatch:
-                return Batch(len(capacities))
-
-        return Bound()
+@pytest.fixture(scope="module")
+def guide() -> Iterator[Any]:
+    """The code in docs/drafters.md, as a module."""
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    module = types.ModuleType("their_drafters")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "their_drafters", module)  # where dataclasses look up annotations
+        exec(code, vars(module))
+        yield module
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install drafter classes as a plugin with an entry point."""
+    """Install a module as a plugin with an entry point."""
 
-    def install(*classes: Any) -> None:
-        module = types.ModuleType("their_drafters")
-        module.ecospec_drafters = hookimpl(lambda: list(classes), specname="ecospec_drafters")  # type: ignore[attr-defined]
+    def install(module: types.ModuleType) -> None:
         monkeypatch.setitem(sys.modules, "their_drafters", module)
         point = importlib.metadata.EntryPoint("theirs", "their_drafters", "ecospec")
         points = importlib.metadata.EntryPoints([point])
@@ -97,8 +68,8 @@ def target_of(drafter: Drafter, vocab: int = 8) -> tuple[Any, BoundDrafter]:
     return target, load_drafter(drafter, LoadedTarget(target, None, "target", 1), None)
 
 
-def test_somebody_elses_drafter_decodes_what_plain_decoding_does() -> None:
-    target, bound = target_of(Repeat())
+def test_somebody_elses_drafter_decodes_what_plain_decoding_does(guide: Any) -> None:
+    target, bound = target_of(guide.Repeat())
     for sampling in (Sampling(), Sampling(temperature=1.0, seed=3)):
         method = Speculation(MarginalCost(), bound, 4, 3, 2, tiny_predictor(target), drafter_name="repeat")
         plain = run_ar(target, PROMPT, sampling, n=60)
@@ -109,9 +80,13 @@ def test_somebody_elses_drafter_decodes_what_plain_decoding_does() -> None:
 
 
 def test_it_is_listed_and_run_from_the_command_line(
-    installed: Callable[..., None], bench: Callable[..., Any], command: Callable[..., Any], tmp_path: Path
+    guide: Any,
+    installed: Callable[..., None],
+    bench: Callable[..., Any],
+    command: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
-    installed(Repeat)
+    installed(guide)
     ran = bench("--policy", "marginal,confidence", "--drafter", "repeat:chance=0.25", "--output", "out")
     assert (ran.code, ran.err) == (0, "")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -125,21 +100,24 @@ def test_it_is_listed_and_run_from_the_command_line(
     assert "The last tokens again, as a chain." in listed
 
 
-def test_a_broken_class_is_left_out_and_named(installed: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-    class Nameless(Repeat):
+def test_a_broken_class_is_left_out_and_named(guide: Any, installed: Callable[..., None]) -> None:
+    class Nameless(guide.Repeat):  # type: ignore[misc]
         pass
 
-    @dataclass(frozen=True)
-    class Taken(Repeat):
+    class Taken(guide.Repeat):  # type: ignore[misc]
         name = "ngram"
 
-    installed(Nameless, Taken, Repeat)
+    module = types.ModuleType("their_drafters")
+    classes = [Nameless, Taken, guide.Repeat]
+    module.ecospec_drafters = hookimpl(lambda: classes, specname="ecospec_drafters")  # type: ignore[attr-defined]
+    installed(module)
     plugins = load_plugins()
     assert "repeat" in plugins.drafters
-    assert isinstance(create_drafter(plugins, "ngram"), Ngram)
     said = [str(each) for each in plugins.broken]
     assert any("Nameless" in each and "has no name of its own" in each for each in said)
     assert any("the drafter name 'ngram' of" in each and "is already taken by ecospec" in each for each in said)
+    with pytest.raises(UserError, match="Taken of plugin 'theirs'"):
+        create_drafter(plugins, "ngram")
 
 
 # --- what breaks the contract
@@ -240,7 +218,7 @@ def test_opening_and_binding_are_checked_too() -> None:
         return Mine()
 
     class Strange(Bound):
-        features: Any = [0]
+        features: Any = 0
 
     class Beyond(Bound):
         features = (0, 9)
@@ -249,7 +227,7 @@ def test_opening_and_binding_are_checked_too() -> None:
         target_of(binding(lambda: 3))
     with pytest.raises(DrafterError, match=r"drafter 'mine' raised ValueError"):
         target_of(binding(raising))
-    with pytest.raises(DrafterError, match=r"its features are \[0\]; expected a tuple"):
+    with pytest.raises(DrafterError, match=r"its features are 0; expected a tuple"):
         target_of(binding(lambda: Strange(raising)))
     with pytest.raises(UserError, match=r"drafter 'mine': feature layers \[9\] do not exist; the target has 3 layers"):
         target_of(binding(lambda: Beyond(raising)))
