@@ -17,7 +17,7 @@ import tiny_deepseek
 import torch
 from tiny_backbones import write_backbone
 from tiny_checkpoints import SHAPE, Checkpoints
-from tiny_models import rule_for, run_ar, run_speculative, tiny_head, tiny_predictor, tiny_target
+from tiny_models import random_tokens, rule_for, run_ar, run_speculative, tiny_head, tiny_predictor, tiny_target
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
@@ -27,10 +27,12 @@ from ecospec.harness.drafters.builtin import Eagle3, LanguageModel, Mtp, Ngram
 from ecospec.harness.drafters.contract import BoundDrafter, DraftBatch, Drafter, DrafterTarget
 from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.drafters.loading import create_drafter, load_drafter
-from ecospec.harness.loading import LoadedTarget
+from ecospec.harness.drafting import DrafterSession
+from ecospec.harness.loading import LoadedTarget, load_target, target_view
 from ecospec.harness.plugins import load_plugins
 from ecospec.policies import Confidence, DraftTree, MarginalCost, hookimpl
 from ecospec.predictors.contract import BoundPredictor, PredictorSession
+from ecospec.predictors.token_frequency import build_table, save_table
 
 PROMPT = [1, 2, 3]
 
@@ -311,6 +313,22 @@ def test_a_bare_head_and_a_bound_one_draft_the_same() -> None:
     assert [s.emitted for s in found[0].steps] == [s.emitted for s in found[1].steps]
 
 
+def test_a_head_is_given_each_token_with_the_state_before_it() -> None:
+    target, head = tiny_target(), tiny_head()
+    text = random_tokens(np.random.default_rng(2), 9)
+    features = target.new_session(20).prefill(text[:-1]).features
+    by_hand = DrafterSession(head, target.embedding, 40)
+    by_hand.extend(text[1:], features)
+    batch = BoundEagle3(head, target.embedding).open([40])
+    batch.start(0, text, features)
+    ours, theirs = batch.draft([text[-1]], [3], 2)[0], by_hand.draft(text[-1], 3, 2)
+    assert np.array_equal(ours.tokens, theirs.tokens)
+    assert np.array_equal(ours.probs, theirs.probs)
+    states = batch.node_states(0)
+    assert states is not None
+    assert torch.equal(states(ours).states, by_hand.node_states(theirs).states)
+
+
 # --- what the user types
 
 
@@ -396,13 +414,10 @@ def test_the_targets_own_layer_runs_end_to_end(
     monkeypatch.setattr("ecospec.harness.runner.copy_bandwidth", lambda device: 2.0e10)
     target = tiny_deepseek.write_deepseek(tmp_path / "target", max_position_embeddings=4096)
     table = tmp_path / "table"
-    from ecospec.harness.loading import load_target, target_view
-    from ecospec.predictors.token_frequency import build_table, save_table
-
     view = target_view(load_target(str(target), dtype=torch.float32, device="cpu").target)
     counts = np.random.default_rng(0).integers(0, 9, (view.vocab_size, view.moe_layers, view.experts))
     save_table(table, build_table(counts, view.top_k), view)
-    common = ("--suite", "gsm8k", "--data", "embedded", "--limit", 2, "--max-new-tokens", 12, "--target", target)
+    common = ("--suite", "aime25", "--data", "embedded", "--limit", 1, "--max-new-tokens", 12, "--target", target)
     chosen = ("--drafter", "mtp", "--predictor", f"token-frequency:path={table}", "--output", "out")
     ran = command(*common, *chosen, "--policy", "marginal")
     assert (ran.code, ran.err) == (0, "")
