@@ -12,7 +12,7 @@ import pytest
 import tiny_deepseek as tiny
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import random_tokens
+from tiny_models import random_tokens, tiny_target
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -365,6 +365,12 @@ def test_files_that_do_not_hold_the_layer_are_refused_by_name(
     assert said in str(refused.value)
     assert str(refused.value).startswith(f"drafter 'mtp': {folder}: ")
     assert "\n" not in str(refused.value)
+
+
+def test_the_layer_of_another_kind_of_model_is_refused(loaded: LoadedTarget) -> None:
+    other = LoadedTarget(tiny_target(), None, "other", 1)
+    with pytest.raises(UserError, match=r"of a model of type 'qwen3_moe' is not supported, expected 'deepseek_v3'"):
+        bound(other, Path(loaded.name))
 
 
 def test_stored_rotary_frequencies_are_passed_over(
