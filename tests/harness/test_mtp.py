@@ -57,18 +57,43 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS)
 
 
-def turned(x: Tensor, position: int) -> Tensor:
+YARN: dict[str, Any] = {
+    "type": "yarn",
+    "factor": 8,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+def frequency(i: int, size: int, yarn: bool) -> float:
+    """Of pair i: as it is, stretched, or in between by the number of turns within the original positions."""
+    plain = 10000.0 ** (-2 * i / size)
+    if not yarn:
+        return plain
+
+    def pair_of(turns: float) -> float:
+        return size * math.log(YARN["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (2 * math.log(1e4))
+
+    low, high = max(0, math.floor(pair_of(YARN["beta_fast"]))), min(size - 1, math.ceil(pair_of(YARN["beta_slow"])))
+    share = min(1.0, max(0.0, (i - low) / (high - low)))
+    return plain / YARN["factor"] * share + plain * (1 - share)
+
+
+def turned(x: Tensor, position: int, yarn: bool) -> Tensor:
     """Pairs of neighbours, each turned by its own frequency."""
     size, out = x.shape[-1], torch.empty_like(x)
     for i in range(size // 2):
-        angle = position * 10000.0 ** (-2 * i / size)
+        angle = position * frequency(i, size, yarn)
         a, b = x[..., 2 * i], x[..., 2 * i + 1]
         out[..., 2 * i] = a * math.cos(angle) - b * math.sin(angle)
         out[..., 2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
     return out
 
 
-def attention(w: dict[str, Tensor], x: Tensor) -> Tensor:
+def attention(w: dict[str, Tensor], x: Tensor, yarn: bool) -> Tensor:
     f = tiny.FACTS
     heads, nope, rope, v = (f[k] for k in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     a = {name.removeprefix("self_attn."): t for name, t in w.items() if name.startswith("self_attn.")}
@@ -77,13 +102,14 @@ def attention(w: dict[str, Tensor], x: Tensor) -> Tensor:
     latent, shared = both[:, : f["kv_lora_rank"]], both[:, f["kv_lora_rank"] :]
     kv = norm(latent, a["kv_a_layernorm.weight"]) @ a["kv_b_proj.weight"].T
     n, out = len(x), []
-    shared = torch.stack([turned(shared[t], t) for t in range(n)])
+    shared = torch.stack([turned(shared[t], t, yarn) for t in range(n)])
+    scale = (1 + 0.1 * math.log(YARN["factor"])) ** 2 if yarn else 1.0
     for head in range(heads):
         of_q = q[:, head * (nope + rope) : (head + 1) * (nope + rope)]
-        of_q = torch.cat((of_q[:, :nope], torch.stack([turned(of_q[t, nope:], t) for t in range(n)])), 1)
+        of_q = torch.cat((of_q[:, :nope], torch.stack([turned(of_q[t, nope:], t, yarn) for t in range(n)])), 1)
         of_kv = kv[:, head * (nope + v) : (head + 1) * (nope + v)]
         of_k = torch.cat((of_kv[:, :nope], shared), 1)
-        scores = of_q @ of_k.T / math.sqrt(nope + rope)
+        scores = scale * of_q @ of_k.T / math.sqrt(nope + rope)
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
         out.append(scores.softmax(-1) @ of_kv[:, nope:])
     return torch.cat(out, 1) @ a["o_proj.weight"].T
@@ -114,10 +140,10 @@ def mixture(w: dict[str, Tensor], x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def transcription(w: dict[str, Tensor], embeddings: Tensor, hidden: Tensor) -> Tensor:
+def transcription(w: dict[str, Tensor], embeddings: Tensor, hidden: Tensor, yarn: bool) -> Tensor:
     """Normed states [n, H] of entries (embedding of the next token, normed state)."""
     x = torch.cat((norm(embeddings, w["enorm.weight"]), norm(hidden, w["hnorm.weight"])), 1) @ w["eh_proj.weight"].T
-    x = x + attention(w, norm(x, w["input_layernorm.weight"]))
+    x = x + attention(w, norm(x, w["input_layernorm.weight"]), yarn)
     x = x + mixture(w, norm(x, w["post_attention_layernorm.weight"]))
     return norm(x, w["shared_head.norm.weight"])
 
@@ -145,7 +171,12 @@ def chain(
 
 
 def expected_chain(
-    layer: dict[str, Tensor], whole: dict[str, Tensor], loaded: LoadedTarget, prompt: list[int], drafted: list[int]
+    layer: dict[str, Tensor],
+    whole: dict[str, Tensor],
+    loaded: LoadedTarget,
+    prompt: list[int],
+    drafted: list[int],
+    yarn: bool = False,
 ) -> list[Tensor]:
     table = layer.get("embed_tokens.weight", whole["model.embed_tokens.weight"])
     head = layer.get("shared_head.head.weight", whole["lm_head.weight"])
@@ -153,7 +184,7 @@ def expected_chain(
         hidden = loaded.target.model.model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
         entries, found = [*prompt[1:], drafted[0]], []
         for step in range(3):
-            state = transcription(layer, table[entries], hidden)[-1]
+            state = transcription(layer, table[entries], hidden, yarn)[-1]
             found.append(state @ head.T)
             # draft step d is fed token d of the draft, with the layer's own state before it
             hidden = torch.cat((hidden, state[None]))
@@ -188,6 +219,23 @@ def test_a_chain_of_three_steps_is_the_transcription_of_it(
     assert (expected[1] - expected[0]).abs().max() > 0.5
     own = drafter.head.own_embedding
     assert (own is not None) == (copies == "different")  # an equal copy takes no memory
+
+
+def test_stretched_positions_are_the_targets(
+    tensors: tuple[dict[str, Any], dict[str, Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """YaRN as published, with its factor on the attention scores."""
+    folder = tiny.write_shards(tmp_path / "yarn", {**tensors[0], "rope_scaling": YARN}, tensors[1])
+    stretched = load_target(str(folder), dtype=torch.float32, device="cpu")
+    prompt = random_tokens(np.random.default_rng(3), 24, tiny.VOCAB)
+    found = chain(bound(stretched), stretched, prompt, [5, 6, 7], monkeypatch)
+    layer = layer_of(tensors[1])
+    plain = expected_chain(layer, tensors[1], stretched, prompt, [5, 6, 7])
+    for ours, theirs, other in zip(
+        found, expected_chain(layer, tensors[1], stretched, prompt, [5, 6, 7], yarn=True), plain, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        assert (theirs - other).abs().max() > 1e-2
 
 
 def test_the_targets_last_state_is_read_behind_its_final_norm(loaded: LoadedTarget) -> None:
