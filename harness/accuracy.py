@@ -112,7 +112,10 @@ def _shown(true: Routing, tree: DraftTree) -> Routing:
 
 
 def _no_drafter(tree: DraftTree) -> NodeStates:
-    raise UserError("a predictor reads the drafter's states, but there is no drafter; expected --drafter")
+    raise UserError(
+        "a predictor reads the drafter's states, but there is no drafter that has any; expected --drafter with an "
+        "EAGLE-3 head"
+    )
 
 
 def held_out_of(folder: Path) -> set[str]:

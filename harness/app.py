@@ -249,12 +249,12 @@ class live_progress:
 
 
 def plugins_command() -> None:
-    """Print a table of policies, one of predictors and one of suites; what could not be loaded is warned of."""
+    """Print a table for each kind of plugin and one of suites; what could not be loaded is warned of."""
     from ecospec.harness.plugins import load_plugins
 
     plugins = load_plugins()
     console = Console(width=console_width())
-    for registry in (plugins.policies, plugins.predictors):
+    for registry in (plugins.policies, plugins.predictors, plugins.drafters):
         kind = registry.kind
         table = Table(title=f"{kind} plugins", title_justify="left", title_style="bold")
         for column in (kind, "parameters", "from", "what it does"):

@@ -71,7 +71,7 @@ def _specs(given: tuple[Any, ...]) -> tuple[str, ...]:
 
 @cli.command()
 def plugins() -> None:
-    """List policies and predictors with their parameters, and suites."""
+    """List policies, predictors and drafters with their parameters, and suites."""
     from ecospec.harness.app import plugins_command
 
     plugins_command()

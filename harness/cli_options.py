@@ -80,7 +80,11 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Expert predictor NAME[:parameter=value,...]; with several, policies that use one are run with each.",
     ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
-    option("--drafter", help="EAGLE-3 head's folder. Default: the embedded one."),
+    option(
+        "--drafter",
+        help="EAGLE-3 head's folder, or NAME[:parameter=value,...]: mtp, lm:path=FOLDER, ngram. "
+        "Default: the embedded head.",
+    ),
     option(
         "--data",
         help="'embedded', 'hub', or a JSONL or parquet file or folder in the data set's columns.  "

@@ -17,7 +17,7 @@ class RunConfig:
     Attributes:
         predictor: with several, every policy that needs predicted expert sets is run with each.
         target: None for the embedded model, else a checkpoint folder or hub name.
-        drafter: EAGLE-3 head; None for the embedded one (embedded target only).
+        drafter: the folder of an EAGLE-3 head, or a drafter's spec; None for the embedded head (embedded target only).
         data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
             ``embedded`` with the embedded target, else ``hub``.
         revision: of the data set on the hub; None for the newest.

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
-from ecospec.harness.drafting import DrafterBatch
+from ecospec.harness.drafters.asking import AskedDrafts
+from ecospec.harness.drafters.contract import BoundDrafter
+from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
@@ -99,18 +101,20 @@ class Speculation:
     """A speculative method: what drafts, what selects, and how large the tree is.
 
     Attributes:
+        drafter: bound to the target; a bare EAGLE-3 head is bound when it is used. ``drafter_name`` is for messages.
         budget: γ, tokens verified a step, root included.
         predictor: needed by a policy that asks for predicted expert sets; ``predictor_name`` is for messages.
     """
 
     policy: Policy
-    head: Eagle3Head
+    drafter: BoundDrafter | Eagle3Head
     budget: int
     draft_steps: int
     draft_topk: int
     predictor: BoundPredictor | None = None
     predictor_is_oracle: bool = False
     predictor_name: str = "unnamed"
+    drafter_name: str = "eagle3"
 
     @property
     def tree_size(self) -> int:
@@ -218,6 +222,7 @@ def decode_speculative(
     Raises:
         SelectionError: the policy raised or broke its contract.
         PredictorError: the predictor did.
+        DrafterError: the drafter did.
     """
     return decode_speculative_batch(target, method, [Stream(prompt, chooser, rule)])[0]
 
@@ -230,9 +235,13 @@ def decode_speculative_batch(
     Raises:
         SelectionError: the policy raised or broke its contract.
         PredictorError: the predictor did.
+        DrafterError: the drafter did.
     """
+    bound = method.drafter
+    if isinstance(bound, Eagle3Head):
+        bound = BoundEagle3(bound, target.embedding)
     for stream in streams:
-        method.head.note_positions(len(stream.prompt) + stream.rule.limit, stream.chooser.request)
+        bound.note_positions(len(stream.prompt) + stream.rule.limit, stream.chooser.request)
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
     capacities = [len(stream.prompt) + stream.rule.limit + method.tree_size for stream in streams]
@@ -242,11 +251,12 @@ def decode_speculative_batch(
         prefill = each.prefill(stream.prompt)
         stream.rule.take([stream.choose(prefill.logits[-1])])
         features.append(prefill.features)
-    drafter = DrafterBatch(method.head, target.embedding, capacities)
+    vocab = target.geometry.vocab_size
+    drafter = AskedDrafts(method.drafter_name, bound, capacities, vocab=vocab, nodes=method.tree_size)
     predictor = _start_predictor(method, streams, capacities, session, drafter)
     for i, stream in enumerate(streams):
         if stream.rule.remaining > 0:
-            drafter.start(i, [*stream.prompt[1:], stream.rule.tokens[-1]], features[i])
+            drafter.start(i, [*stream.prompt, stream.rule.tokens[-1]], features[i])
     wait_for(target.device)
     generations = _begun(streams, time.perf_counter() - began)
     going = list(range(len(streams)))
@@ -335,7 +345,7 @@ def _ended(generations: list[Generation], streams: Sequence[Stream]) -> list[Gen
 def _leave(
     going: list[int],
     streams: Sequence[Stream],
-    *memories: TargetBatch | DrafterBatch | AskedBatch | None,
+    *memories: TargetBatch | AskedDrafts | AskedBatch | None,
 ) -> None:
     """Take the requests whose output is complete out of the batch, and out of all that remembers them."""
     for row in reversed(range(len(going))):
@@ -358,7 +368,7 @@ def _start_predictor(
     streams: Sequence[Stream],
     capacities: Sequence[int],
     session: TargetBatch,
-    drafter: DrafterBatch,
+    drafter: AskedDrafts,
 ) -> AskedBatch | None:
     if method.policy.needs is not ExpertNeed.PREDICTED:
         return None
@@ -370,10 +380,8 @@ def _start_predictor(
         method.predictor,
         (geometry.moe_layers, geometry.experts, geometry.top_k),
         [
-            PredictionRequest(stream.prompt, capacity, partial(true_routing, each), drafting.node_states)
-            for stream, capacity, each, drafting in zip(
-                streams, capacities, session.sessions, drafter.sessions, strict=True
-            )
+            PredictionRequest(stream.prompt, capacity, partial(true_routing, each), drafter.node_states(index))
+            for index, (stream, capacity, each) in enumerate(zip(streams, capacities, session.sessions, strict=True))
         ],
         oracle=method.predictor_is_oracle,
     )

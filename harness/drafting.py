@@ -1,4 +1,4 @@
-"""Growing draft trees with an EAGLE-3 head, and keeping the head's KV memory true.
+"""Growing draft trees with a head that reads the target's states, and keeping the head's KV memory true.
 
 The entry at position t is (embedding of token t+1, state of token t). Committed entries hold the target's
 own states; entries of draft nodes hold the head's recurrent ones and are dropped after drafting.
@@ -8,18 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ecospec.errors import UserError
-from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.policies import DraftTree
 from ecospec.predictors.contract import NodeStates
 from ecospec.predictors.kv_cache import SlotCache
 from ecospec.predictors.packing import PackedPass, SlotPool
+
+
+class Proposer(Protocol):
+    """What proposes the next tokens from the states of draft nodes."""
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """D, tokens that it can propose."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Draft logits [..., D] of states [..., H]."""
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Target token ids of draft token ids."""
+
+
+class DraftHead(Proposer, Protocol):
+    """One decoder layer that goes on from a state of the target, then from its own: an EAGLE-3 head, an MTP layer.
+
+    Attributes:
+        own_embedding: [V, H] that it reads in place of the target's, if it has one.
+    """
+
+    own_embedding: Tensor | None
+
+    @property
+    def rotary(self) -> Any:
+        """A module that gives cosines and sines [1, n, ...] of positions [1, n], like a tensor."""
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Hidden states [n, H] of the target's features [n, F · Ht]."""
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cache: SlotCache | PackedPass,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """States [B, n, H] of n entries: (embedding of token t+1, hidden state of token t)."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +89,9 @@ bool [R, k, w], which of a request's last w nodes each sees; gives their states 
 
 
 class DrafterSession:
-    """One request of an EAGLE-3 head. Call `extend` with what was emitted, then `draft`."""
+    """One request of a head. Call `extend` with what was emitted, then `draft`."""
 
-    def __init__(self, head: Eagle3Head, embedding: Tensor, capacity: int, cache: SlotCache | None = None) -> None:
+    def __init__(self, head: DraftHead, embedding: Tensor, capacity: int, cache: SlotCache | None = None) -> None:
         """Open a request.
 
         Args:
@@ -82,7 +122,7 @@ class DrafterSession:
 
         Args:
             tokens: n ids; the i-th *follows* the token of the i-th state. The last is the bonus token.
-            features: [n, 3·Ht], the target's three states of the tokens before them.
+            features: [n, F · Ht], the target's states of the tokens before them.
 
         Returns:
             The head's states [n, H] of these tokens; the last is the root's.
@@ -140,7 +180,7 @@ class DrafterBatch:
     With a single request left it is that one's `DrafterSession`.
     """
 
-    def __init__(self, head: Eagle3Head, embedding: Tensor, capacities: Sequence[int]) -> None:
+    def __init__(self, head: DraftHead, embedding: Tensor, capacities: Sequence[int]) -> None:
         """Open the requests, with the most entries that each can come to."""
         capacity = max(capacities)
         self._pool: SlotPool | None = None
@@ -218,7 +258,7 @@ class DrafterBatch:
 
 
 def draft_trees(
-    head: Eagle3Head, roots: Tensor, bonuses: Sequence[int], steps: Sequence[int], top_k: int, run: Run
+    head: Proposer, roots: Tensor, bonuses: Sequence[int], steps: Sequence[int], top_k: int, run: Run
 ) -> list[tuple[DraftTree, Expansion]]:
     """Dynamic trees for R requests at once, and the states of the nodes that were expanded.
 
@@ -236,7 +276,7 @@ def draft_trees(
         root = np.zeros(1, dtype=np.int64)
         alone = [_rooted(bonus, np.array([], int), np.array([], int), np.array([])) for bonus in bonuses]
         return [(tree, Expansion(root, roots[row : row + 1])) for row, tree in enumerate(alone)]
-    top_k = min(top_k, head.config.draft_vocab_size)
+    top_k = min(top_k, head.draft_vocab_size)
     size, device = len(bonuses), roots.device
     log_probs, ids = _top_children(head, roots, top_k)
     tokens, parents, scores = [ids], [torch.zeros_like(ids)], [log_probs]
@@ -289,7 +329,7 @@ def _rooted(bonus: int, tokens: np.ndarray, parents: np.ndarray, probs: np.ndarr
     )
 
 
-def _top_children(head: Eagle3Head, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def _top_children(head: Proposer, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities and target ids [n, k] of the k likeliest children of n states."""
     log_probs = head.logits(states).float().log_softmax(-1)
     best, draft_ids = log_probs.topk(top_k, dim=-1)

@@ -218,6 +218,11 @@ class Eagle3Head(nn.Module):
         # The head's own embedding [V, H], where its checkpoint brings one; else the target's is used.
         self.register_buffer("own_embedding", None, persistent=False)
 
+    @property
+    def draft_vocab_size(self) -> int:
+        """D, tokens that it can propose."""
+        return self.config.draft_vocab_size
+
     def fuse(self, features: Tensor) -> Tensor:
         """Hidden states [..., H] of the target's three states [..., 3·Ht]."""
         if self.fc_norm is not None:

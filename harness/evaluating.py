@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ from ecospec.harness.accuracy import Accuracy, accuracy_json, accuracy_of, accur
 from ecospec.harness.accuracy import held_out_of as read_held_out
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Speculation
-from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.drafters.contract import BoundDrafter
+from ecospec.harness.drafters.heads import BoundHead
+from ecospec.harness.drafters.loading import create_drafter, load_drafter
 from ecospec.harness.loading import LoadedTarget, target_view
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
     check_options,
     create_predictors,
-    drafter_folder,
-    drafter_view,
     eos_ids,
-    load_head,
     load_target_of,
     resolve_device,
+    with_drafter,
 )
 from ecospec.harness.tree_accuracy import (
     TreeAccuracy,
@@ -40,7 +40,6 @@ from ecospec.harness.tree_accuracy import (
 )
 from ecospec.policies import MarginalCost
 from ecospec.predictors.asking import bind
-from ecospec.predictors.placing import place
 from ecospec.predictors.traces import TracedText, open_trace
 
 TREES = 8
@@ -83,28 +82,30 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
     if trees < 0:
         raise UserError(f"--trees {trees}: expected an integer of at least 0")
     if trees and not drafts:
-        raise UserError(f"--trees {trees} with --target, but without --drafter: expected an EAGLE-3 head as well")
+        raise UserError(f"--trees {trees} with --target, but without --drafter: expected a drafter as well")
     if trees and config.budget < 2:
         raise UserError(
             f"--budget {config.budget}: selects no drafted node to judge by; expected at least 2, or --trees 0"
         )
-    predictors = create_predictors(load_plugins(), config.predictor)
+    plugins = load_plugins()
+    predictors = create_predictors(plugins, config.predictor)
+    drafter = create_drafter(plugins, config.drafter)
     only = None if held_out_of is None else read_held_out(held_out_of)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device, dtype = resolve_device(config)
     loaded, bundle = load_target_of(config, device, dtype)
     view = target_view(loaded.target, bundle and bundle / "predictor")
-    head: Eagle3Head | None = None
+    drafting: BoundDrafter | None = None
     if drafts:
-        head = place(load_head(drafter_folder(config), loaded.target), device, dtype)
-        view = replace(view, drafter=drafter_view(config, head))
+        drafting = load_drafter(drafter, loaded, bundle)
+        view = with_drafter(view, drafting, drafter.name)
     bound = {label: bind(predictor, view) for label, predictor in predictors.items()}
     opened = [open_trace(folder, view) for folder in folders]
     texts = [text for trace in opened for text in trace if only is None or text.given in only]
     if not texts:
         raise UserError("none of the traces' texts was held out by that training; expected the traces it was made from")
-    states = None if head is None else partial(states_of_text, loaded.target, head)
+    states = partial(states_of_text, loaded.target, drafting.head) if isinstance(drafting, BoundHead) else None
     written = {
         label: accuracy_of(predictor.name, bound[label], view, texts, oracle=predictor.oracle, states_of=states)
         for label, predictor in predictors.items()
@@ -112,10 +113,12 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
     drafted: dict[str, TreeAccuracy] = {}
     if by_default and not answered(texts, 1):
         trees = 0
-    if trees and head is not None:
+    if trees and drafting is not None:
         sizes = (config.budget, config.draft_steps, config.draft_topk)
         for label, predictor in predictors.items():
-            method = Speculation(MarginalCost(), head, *sizes, bound[label], predictor.oracle, predictor.name)
+            method = Speculation(
+                MarginalCost(), drafting, *sizes, bound[label], predictor.oracle, predictor.name, drafter.name
+            )
             drafted[label] = _drafted(loaded, method, texts, trees)
     return Evaluation(written, drafted)
 

@@ -200,6 +200,7 @@ def union_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tenso
     products = [torch.bmm(spread[:, start:end], blocks.gate_up[expert]) for expert, start, end in runs]
     projected = torch.cat(products, dim=1).transpose(0, 1).flatten(1)
     inner = module._apply_gate(projected) * top_k_weights.reshape(-1)[order, None]
+    inner = inner.to(hidden_states.dtype)  # some routers weigh in float32
     parted = inner.unflatten(1, (blocks.count, -1)).transpose(0, 1)
     products = [torch.bmm(parted[:, start:end], blocks.down[expert]) for expert, start, end in runs]
     out = torch.cat(products, dim=1).sum(0)

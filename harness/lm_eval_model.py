@@ -30,6 +30,7 @@ from ecospec.harness.chat import AUTO, chat_of, template_text
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
+from ecospec.harness.drafters.loading import create_drafter
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
     check_options,
@@ -100,7 +101,7 @@ class EcospecLM(TemplateLM):
         device, dtype = resolve_device(self.config)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
-        parts = load_parts(self.config, device, dtype)
+        parts = load_parts(self.config, create_drafter(plugins, self.config.drafter), device, dtype)
         self._device = torch.device(device)
         self._target = parts.loaded.target
         self.tokenizer = parts.loaded.tokenizer

@@ -1,4 +1,4 @@
-"""Finds the installed plugins and fills the registries of policies, predictors and suites.
+"""Finds the installed plugins and fills the registries of policies, predictors, drafters and suites.
 
 The order is pluggy's usual one: hook specifications, then entry points, then the built-ins, which are
 plugins like any other. A plugin that does not work is named in a warning and left out, so that it
@@ -22,10 +22,12 @@ from typing import Any, Final, TypeVar
 
 import pluggy
 
+import ecospec.harness.drafters.hookspecs
 import ecospec.policies.hookspecs
 import ecospec.predictors.hookspecs
 import ecospec.suites.hookspecs
 from ecospec.errors import UserError, nearest, one_line
+from ecospec.harness.drafters.contract import Drafter
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
 from ecospec.predictors.contract import Predictor
 from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_task_file, read_task_file
@@ -33,7 +35,11 @@ from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_t
 ENTRY_POINT_GROUP: Final = "ecospec"
 ENVIRONMENT_VARIABLE: Final = "ECOSPEC_PLUGINS"
 BUILTIN_PROVIDER: Final = "ecospec"
-BUILTIN_MODULES: Final = ("ecospec.policies.builtin", "ecospec.predictors.builtin")
+BUILTIN_MODULES: Final = (
+    "ecospec.policies.builtin",
+    "ecospec.predictors.builtin",
+    "ecospec.harness.drafters.builtin",
+)
 
 T = TypeVar("T")
 Found = TypeVar("Found")
@@ -54,7 +60,7 @@ class BrokenPlugin:
     claims: frozenset[str]
     """What a user may type who means it."""
     kind: str = ""
-    """"policy", "predictor" or "suite"; empty when the plugin as a whole does not load."""
+    """"policy", "predictor", "drafter" or "suite"; empty when the plugin as a whole does not load."""
     part: str = ""
     """The class or file that was left out; empty when it was more than one."""
 
@@ -69,6 +75,7 @@ class Plugins:
 
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy", Policy))
     predictors: Registry[Predictor] = field(default_factory=lambda: Registry("predictor", Predictor))
+    drafters: Registry[Drafter] = field(default_factory=lambda: Registry("drafter", Drafter))
     suites: InstalledSuites = field(default_factory=InstalledSuites)
     broken: list[BrokenPlugin] = field(default_factory=list)
 
@@ -93,6 +100,10 @@ class Plugins:
     def create_predictor(self, spec: str) -> Predictor:
         """The predictor that a spec describes; raises as `create_policy` does."""
         return self._create(self.predictors, spec)
+
+    def create_drafter(self, spec: str) -> Drafter:
+        """The drafter that a spec describes; raises as `create_policy` does."""
+        return self._create(self.drafters, spec)
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
@@ -128,6 +139,7 @@ def load_plugins() -> Plugins:
     manager = pluggy.PluginManager("ecospec")
     manager.add_hookspecs(ecospec.policies.hookspecs)
     manager.add_hookspecs(ecospec.predictors.hookspecs)
+    manager.add_hookspecs(ecospec.harness.drafters.hookspecs)
     manager.add_hookspecs(ecospec.suites.hookspecs)
 
     plugins = Plugins()
@@ -199,6 +211,7 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
     registries: dict[str, Registry[Any] | InstalledSuites] = {
         "ecospec_policies": plugins.policies,
         "ecospec_predictors": plugins.predictors,
+        "ecospec_drafters": plugins.drafters,
         "ecospec_suites": plugins.suites,
     }
     for hook, registry in registries.items():

@@ -12,6 +12,8 @@ import torch
 from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
 from ecospec.harness.decoding import Speculation
+from ecospec.harness.drafters.contract import BoundDrafter, Drafter
+from ecospec.harness.drafters.loading import load_drafter
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.eagle3_loading import load_eagle3
 from ecospec.harness.loading import (
@@ -28,8 +30,7 @@ from ecospec.harness.records import AR
 from ecospec.harness.target import Target
 from ecospec.policies import ExpertNeed, Policy, spec_of
 from ecospec.predictors.asking import bind
-from ecospec.predictors.contract import BoundPredictor, DrafterView, Predictor
-from ecospec.predictors.placing import place
+from ecospec.predictors.contract import BoundPredictor, Predictor, TargetView
 from ecospec.predictors.pretrained import check_folder
 from ecospec.suites import EMBEDDED, HUB
 
@@ -48,7 +49,8 @@ class Parts:
     """
 
     loaded: LoadedTarget
-    head: Eagle3Head
+    drafter: BoundDrafter
+    drafter_name: str
     bundle: Path | None
     bound: dict[str, BoundPredictor] = field(default_factory=dict)
 
@@ -95,7 +97,10 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
         )
     if config.target is not None:
         if drafter and config.drafter is None:
-            raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
+            raise UserError(
+                "--target without --drafter: expected the folder of an EAGLE-3 head for that target, or mtp, "
+                "lm:path=FOLDER or ngram"
+            )
         check_folder("target", config.target)
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
@@ -155,18 +160,13 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
     return load_target(name, dtype=dtype, device=device, widen=widen), bundle
 
 
-def drafter_folder(config: RunConfig) -> Path:
-    """The drafter's checkpoint; a target of one's own without one has been refused."""
-    return embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
-
-
-def drafter_view(config: RunConfig, head: Eagle3Head) -> DrafterView:
-    """What predictors may know of the drafter."""
-    return DrafterView(head.config.llama.hidden_size, drafter_folder(config))
+def with_drafter(view: TargetView, drafter: BoundDrafter, name: str) -> TargetView:
+    """The target as predictors may know it, with the drafter."""
+    return replace(view, drafter=drafter.view, stateless=name if drafter.view is None else None)
 
 
 def load_head(folder: Path, target: Target) -> Eagle3Head:
-    """A drafter, of whose feature layers the target gives the outputs from now on.
+    """An EAGLE-3 head to train by, of whose feature layers the target gives the outputs from now on.
 
     Raises:
         UserError: it does not fit the target.
@@ -197,12 +197,10 @@ def method_parts(policies: Mapping[str, Policy], predictors: Mapping[str, Predic
     return methods
 
 
-def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
+def load_parts(config: RunConfig, drafter: Drafter, device: str, dtype: torch.dtype) -> Parts:
     """Target and drafter; predictors are loaded when they are asked for."""
     loaded, bundle = load_target_of(config, device, dtype)
-    drafter = drafter_folder(config)
-    head = load_head(drafter, loaded.target)
-    return Parts(loaded, place(head, device, dtype), bundle)
+    return Parts(loaded, load_drafter(drafter, loaded, bundle), drafter.name, bundle)
 
 
 def load_speculations(
@@ -220,25 +218,26 @@ def load_speculations(
         if policy.needs is not ExpertNeed.NONE:
             check_experts(parts.loaded.target, f"policy {policy.name!r}")
         if method.predictor is None:
-            methods[method.label] = Speculation(policy, parts.head, *sizes)
+            methods[method.label] = Speculation(policy, parts.drafter, *sizes, drafter_name=parts.drafter_name)
             continue
         predictor = predictors[method.predictor]
         methods[method.label] = Speculation(
             policy,
-            parts.head,
+            parts.drafter,
             *sizes,
-            predictor=_bound(config, method.predictor, predictor, parts),
+            drafter_name=parts.drafter_name,
+            predictor=_bound(method.predictor, predictor, parts),
             predictor_is_oracle=predictor.oracle,
             predictor_name=predictor.name,
         )
     return methods
 
 
-def _bound(config: RunConfig, label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
+def _bound(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
     """The predictor for this target, loaded once."""
     if label not in parts.bound:
         view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
-        parts.bound[label] = bind(predictor, replace(view, drafter=drafter_view(config, parts.head)))
+        parts.bound[label] = bind(predictor, with_drafter(view, parts.drafter, parts.drafter_name))
     return parts.bound[label]
 
 

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
 from ecospec.predictors.pretrained import UNLOADABLE
 from ecospec.predictors.sight import ATTENTION, Sight, passing
+
+FINAL: Final = "final"
+"""In place of a feature layer: the decoder's last state, behind its final norm, which the language-model head reads."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Target:
         windowed: whether some layers see less than the context.
     """
 
-    def __init__(self, model: Any, *, feature_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, *, feature_layers: Sequence[int | str] = ()) -> None:
         """Take over ``model``.
 
         Args:
@@ -84,10 +87,11 @@ class Target:
         self._tap = install(model)
         lay_out_linears(model)
         self.config._attn_implementation = ATTENTION
-        self._layers: Any = decoder_layers(self.model)
-        self.feature_layers: tuple[int, ...] = ()
-        self._features: dict[int, Tensor] = {}
-        self._features_hooked: set[int] = set()
+        self._decoder = decoder_of(self.model)
+        self._layers: Any = self._decoder.layers
+        self.feature_layers: tuple[int | str, ...] = ()
+        self._features: dict[int | str, Tensor] = {}
+        self._features_hooked: set[int | str] = set()
         self.read_features(feature_layers)
         parameters = inspect.signature(self.model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -125,23 +129,24 @@ class Target:
             )
         return result
 
-    def read_features(self, layers: Sequence[int]) -> None:
-        """Return the outputs of these decoder layers, in this order, as `Pass.features` from now on.
+    def read_features(self, layers: Sequence[int | str]) -> None:
+        """Return the outputs of these decoder layers, or `FINAL`, in this order, as `Pass.features` from now on.
 
         Raises:
             UserError: a layer does not exist.
         """
-        wrong = [i for i in layers if not 0 <= i < len(self._layers)]
+        wrong = [i for i in layers if i != FINAL and not (isinstance(i, int) and 0 <= i < len(self._layers))]
         if wrong:
             raise UserError(f"feature layers {wrong} do not exist; the target has {len(self._layers)} layers")
         for index in set(layers) - self._features_hooked:
-            self._layers[index].register_forward_hook(self._keep_features(index))
+            module = self._layers[index] if isinstance(index, int) else self._decoder
+            module.register_forward_hook(self._keep_features(index))
             self._features_hooked.add(index)
         self.feature_layers = tuple(layers)
 
-    def _keep_features(self, index: int) -> Any:
+    def _keep_features(self, index: int | str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._features[index] = output[0] if isinstance(output, tuple) else output
+            self._features[index] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 
@@ -230,16 +235,15 @@ class Target:
         return out.logits, joined, self._tap.read() if self._tap.reported else None
 
 
-def decoder_layers(model: Any) -> Any:
-    """The decoder layers of a causal LM.
+def decoder_of(model: Any) -> Any:
+    """The part of a causal LM that has the decoder layers, as ``layers``, and gives the last state.
 
     Raises:
-        UserError: it has none in the usual place.
+        UserError: there is none in the usual place.
     """
     for owner in (model.get_decoder(), getattr(model, "model", None)):
-        layers = getattr(owner, "layers", None)
-        if layers is not None:
-            return layers
+        if getattr(owner, "layers", None) is not None:
+            return owner
     raise UserError(f"{type(model).__name__} has no list of decoder layers; it is not supported")
 
 

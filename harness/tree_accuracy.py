@@ -19,8 +19,7 @@ from ecospec.errors import UserError
 from ecospec.harness.accuracy import plain_table
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Speculation, Stream, decode_speculative_batch, true_routing
-from ecospec.harness.drafting import DrafterSession
-from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.drafting import DrafterSession, DraftHead
 from ecospec.harness.loading import LoadedTarget
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
@@ -110,7 +109,7 @@ def answered(texts: Iterable[TracedText], most: int) -> list[TracedText]:
     return [text for text in texts if 0 < text.prompt_tokens < len(text.tokens)][:most]
 
 
-def states_of_text(target: Target, head: Eagle3Head, text: TracedText, tree: DraftTree) -> NodeStates:
+def states_of_text(target: Target, head: DraftHead, text: TracedText, tree: DraftTree) -> NodeStates:
     """The drafter's own states for the last tokens of a text, given as a tree of a single path."""
     tokens = text.tokens.tolist()
     features = target.new_session(len(tokens)).prefill(tokens).features

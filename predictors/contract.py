@@ -42,7 +42,8 @@ class TargetView:
     Attributes:
         embedding: the target's input embedding, a tensor [V, Ht], on the device and in the dtype to run in.
         bundle: folder of the predictor that belongs to this target, used when the user names none.
-        drafter: None where nothing is drafted.
+        drafter: None where nothing is drafted, or by what has no states to train on.
+        stateless: the name of such a drafter.
     """
 
     moe_layers: int
@@ -53,6 +54,7 @@ class TargetView:
     embedding: Any
     bundle: Path | None = None
     drafter: DrafterView | None = None
+    stateless: str | None = None
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,11 @@ def load_feature(folder: Path, target: TargetView) -> BoundFeature:
     """
     config, tensors = read_predictor(folder, KIND, target)
     drafter = target.drafter
+    if target.stateless is not None:
+        raise UserError(
+            f"predictor {folder}: it was trained on the states of an EAGLE-3 head, which drafter {target.stateless!r} "
+            "has not; expected --drafter with that head, or a predictor that reads no drafter, such as learned"
+        )
     if drafter is None:
         raise UserError(f"predictor {folder}: it reads a drafter's states; expected --drafter")
     trained = config.get("drafter")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ import pytest
 import torch
 
 from ecospec.harness.config import RunConfig
+from ecospec.harness.drafters.builtin import Eagle3
+from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.drafting import DrafterSession
 from ecospec.harness.loading import target_view
 from ecospec.harness.plugins import load_plugins
-from ecospec.harness.preparing import drafter_view, load_parts
+from ecospec.harness.preparing import load_parts, with_drafter
 from ecospec.predictors.asking import bind
 from ecospec.predictors.contract import PredictionRequest
 
@@ -32,9 +33,11 @@ def test_a_feature_prediction_costs_at_most_a_quarter_of_a_learned_one(benchmark
     """The ratio of the medians, asked in turn about one draft tree, each time after a verification pass as in a run:
     it leaves nothing of a predictor in the caches."""
     config = RunConfig(suite="", policy=("marginal-cost",))
-    parts = load_parts(config, "cpu", torch.float32)
-    target, head = parts.loaded.target, parts.head
-    view = replace(target_view(target, parts.bundle and parts.bundle / "predictor"), drafter=drafter_view(config, head))
+    parts = load_parts(config, Eagle3(), "cpu", torch.float32)
+    assert isinstance(parts.drafter, BoundEagle3)
+    target, head = parts.loaded.target, parts.drafter.head
+    view = target_view(target, parts.bundle and parts.bundle / "predictor")
+    view = with_drafter(view, parts.drafter, parts.drafter_name)
     prompt = list(range(50, 450))
     verifying = target.new_session(500)
     features = verifying.prefill(prompt).features

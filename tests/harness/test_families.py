@@ -72,6 +72,17 @@ def test_a_verified_tree_equals_decoding_each_of_its_paths(folders: dict[str, Pa
             assert torch.equal(verified.routing[:, node].sort(-1).values, decoded.routing[:, 0].sort(-1).values)
 
 
+@pytest.mark.parametrize("family", WORKING)
+def test_half_precision_is_near_single_precision(folders: dict[str, Path], family: str) -> None:
+    half = load_target(str(folders[family]), dtype=torch.bfloat16, device="cpu").target
+    tokens = random_tokens(np.random.default_rng(6), WINDOW + 4, VOCAB)
+    tree = random_tree(np.random.default_rng(7), 4, VOCAB)
+    one, other = half.new_session(60), target_of(folders[family]).new_session(60)
+    found, exact = one.prefill(tokens).logits[-1], other.prefill(tokens).logits[-1]
+    assert torch.corrcoef(torch.stack((found, exact)))[0, 1] > 0.9
+    assert one.verify(tree, np.arange(tree.size)).logits.isfinite().all()
+
+
 def plain_pass(folder: Path, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [n, V] and experts [L, n, K] of the library's own model over a whole sequence, without our adapter."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")

@@ -118,7 +118,7 @@ def test_without_a_drafter_there_are_no_draft_trees(
     assert "written to found.json" in ran.out
     assert "draft trees" not in ran.out
     assert "by_depth" not in json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["oracle"]
-    for trees, said in ((2, "expected an EAGLE-3 head as well"), (-1, "--trees -1: expected an integer")):
+    for trees, said in ((2, "expected a drafter as well"), (-1, "--trees -1: expected an integer")):
         refused = evaluated(command, checkpoints, "--trees", trees)
         assert refused.code == 2
         assert said in refused.err

@@ -422,10 +422,10 @@ def test_target_and_predictors_are_loaded_once(sweep: Sweep, monkeypatch: pytest
         real = getattr(preparing, name)
         return lambda *arguments, **options: calls.append(name) or real(*arguments, **options)
 
-    for name in ("load_target", "load_eagle3", "bind"):
+    for name in ("load_target", "load_drafter", "bind"):
         monkeypatch.setattr(preparing, name, counted(name))
     assert sweep("--budget", "3,4", "--suite", "amc,math500", "--limit", 1).code == 0
-    assert sorted(calls) == ["bind", "load_eagle3", "load_target"]
+    assert sorted(calls) == ["bind", "load_drafter", "load_target"]
 
 
 def test_the_defaults_of_a_sweep_are_those_of_a_run() -> None:
