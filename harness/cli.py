@@ -104,7 +104,10 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 
 
 @cli.command()
-@run_options("policy", "baseline", "predictor", "drafter", "budget", "draft_steps", "draft_topk", "check", "run_code")
+@run_options(
+    *("policy", "baseline", "predictor", "drafter", "drafter_revision", "budget", "draft_steps", "draft_topk"),
+    *("check", "run_code"),
+)
 @option("--text", type=click.Path(path_type=Path), help="JSON lines with a column text, instead of a suite or besides.")
 @click.pass_context
 def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
@@ -142,7 +145,10 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
 )
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")
 @run_options(
-    *(set(RUN_OPTIONS) - {"target", "drafter", "budget", "draft_steps", "draft_topk", "dtype", "device", "threads"})
+    *set(RUN_OPTIONS).difference(
+        ("target", "target_revision", "trust_remote_code", "drafter", "drafter_revision"),
+        ("budget", "draft_steps", "draft_topk", "dtype", "device", "threads"),
+    )
 )
 def evaluate(
     traces: tuple[Path, ...], held_out_of: Path | None, trees: int | None, output: Path | None, **options: Any

@@ -80,7 +80,15 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Expert predictor NAME[:parameter=value,...]; with several, policies that use one are run with each.",
     ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
-    option("--drafter", help="EAGLE-3 head's folder. Default: the embedded one."),
+    option("--target-revision", help="Of a target on the hub: branch, tag or commit.  [default: the newest]"),
+    option("--drafter", help="EAGLE-3 head's folder or hub name. Default: the embedded one."),
+    option("--drafter-revision", help="Of a drafter on the hub: branch, tag or commit.  [default: the newest]"),
+    option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Let Python files of the target's checkpoint run, where transformers does not know its model.",
+        show_default=False,
+    ),
     option(
         "--data",
         help="'embedded', 'hub', or a JSONL or parquet file or folder in the data set's columns.  "

@@ -17,7 +17,9 @@ class RunConfig:
     Attributes:
         predictor: with several, every policy that needs predicted expert sets is run with each.
         target: None for the embedded model, else a checkpoint folder or hub name.
-        drafter: EAGLE-3 head; None for the embedded one (embedded target only).
+        target_revision, drafter_revision: of a hub name: branch, tag or commit; None for the newest.
+        trust_remote_code: whether Python files of the target's checkpoint may run.
+        drafter: EAGLE-3 head, folder or hub name; None for the embedded one (embedded target only).
         data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
             ``embedded`` with the embedded target, else ``hub``.
         revision: of the data set on the hub; None for the newest.
@@ -38,7 +40,10 @@ class RunConfig:
     baseline: str = "confidence"
     predictor: tuple[str, ...] = ("feature",)
     target: str | None = None
+    target_revision: str | None = None
+    trust_remote_code: bool = False
     drafter: str | None = None
+    drafter_revision: str | None = None
     data: str | None = None
     revision: str | None = None
     chat_template: str = "auto"

@@ -73,8 +73,9 @@ class EcospecLM(TemplateLM):
             max_gen_toks: most tokens of an output where the task does not say.
             thinking: as the command's ``--thinking``, for tasks run with ``apply_chat_template``.
             max_batch_size: not used; lm-eval gives it to every model.
-            options: further fields of `RunConfig` about the method or the machine: target, drafter, predictor,
-                budget, draft_steps, draft_topk, widen, dtype, device, threads, seed.
+            options: further fields of `RunConfig` about the method or the machine: target, target_revision,
+                trust_remote_code, drafter, drafter_revision, predictor, budget, draft_steps, draft_topk, widen,
+                dtype, device, threads, seed.
 
         Raises:
             UserError: an option does not exist or does not fit, or a part cannot be loaded.
@@ -290,7 +291,10 @@ SETTINGS = {
 """What a request can set; anything else would change its text, and is refused."""
 OPTIONS = (
     "target",
+    "target_revision",
+    "trust_remote_code",
     "drafter",
+    "drafter_revision",
     "predictor",
     "budget",
     "draft_steps",
@@ -305,15 +309,19 @@ OPTIONS = (
 
 
 def _value(name: str, value: Any) -> Any:
-    """An option's value: a whole number where `RunConfig` has one, which may be given as text; else text.
+    """An option's value: a whole number or a truth value where `RunConfig` has one, which may be text; else text.
 
     Raises:
         UserError: it is not.
     """
     if name == "predictor":
         return (str(value),)
-    if name in ("target", "drafter", "dtype", "device"):
+    if name in ("target", "target_revision", "drafter", "drafter_revision", "dtype", "device"):
         return str(value)
+    if name == "trust_remote_code":
+        if str(value).lower() not in ("true", "false"):
+            raise UserError(f"{name} {value!r}: expected true or false")
+        return str(value).lower() == "true"
     try:
         return int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError) as error:

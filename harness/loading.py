@@ -12,6 +12,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
+from ecospec.harness.hub import find_checkpoint
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
@@ -21,12 +22,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target, its tokenizer, and where it came from."""
+    """A target, its tokenizer, and where it came from.
+
+    Attributes:
+        name: as it was given.
+        folder: where its files are.
+        commit: of the repository on the hub; None for a folder of the user's.
+    """
 
     target: Target
     tokenizer: Any
     name: str
     widened: int
+    folder: Path
+    commit: str | None = None
 
 
 def load_target(
@@ -36,28 +45,36 @@ def load_target(
     device: str,
     feature_layers: Sequence[int] = (),
     widen: int = 1,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedTarget:
     """Load a local checkpoint folder, or a hub name, as a `Target`.
 
     Args:
         widen: factor by which `widen_experts` widens the routed experts.
+        revision: of a hub name: branch, tag or commit; None for the newest.
+        trust_remote_code: whether Python files of the checkpoint's may run.
 
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_folder("target", name)
+    found = find_checkpoint("target", name, revision, code=trust_remote_code)
+    check_folder("target", str(found.folder))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
         model, report = AutoModelForCausalLM.from_pretrained(
-            name,
+            found.folder,
+            trust_remote_code=trust_remote_code,
             dtype=dtype,
             attn_implementation="sdpa",
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             output_loading_info=True,
         )
     except UNLOADABLE as error:
+        if "trust_remote_code" in str(error):
+            raise needs_code("target", name) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "
@@ -71,7 +88,17 @@ def load_target(
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
-    return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
+    return LoadedTarget(
+        Target(model, feature_layers=feature_layers), tokenizer, name, widen, found.folder, found.commit
+    )
+
+
+def needs_code(what: str, name: str) -> UserError:
+    """The error of a checkpoint that only Python files of its own can load."""
+    return UserError(
+        f"{what} {name}: transformers does not know its model or tokenizer, and its own Python files are not run; "
+        "expected a checkpoint of a known family, or --trust-remote-code if you trust whoever wrote them"
+    )
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:

@@ -14,6 +14,7 @@ from ecospec.harness.config import CHECKS, RunConfig
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.eagle3_loading import load_eagle3
+from ecospec.harness.hub import Checkpoint, find_checkpoint
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
@@ -80,6 +81,10 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
     Raises:
         UserError: naming the option, the value and what was expected.
     """
+    for name in ("target", "drafter"):
+        revision = getattr(config, f"{name}_revision")
+        if revision is not None and getattr(config, name) is None:
+            raise UserError(f"--{name}-revision {revision} without --{name}: expected a hub name to go with it")
     for name in ("max_new_tokens", "budget", "draft_steps", "draft_topk", "batch_size", "threads", "widen"):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -151,12 +156,27 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
     bundle = embedded_folder() if config.target is None else None
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     name = str(bundle / "target") if bundle else str(config.target)
-    return load_target(name, dtype=dtype, device=device, widen=widen), bundle
+    loaded = load_target(
+        name,
+        dtype=dtype,
+        device=device,
+        widen=widen,
+        revision=config.target_revision,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return loaded, bundle
+
+
+def drafter_checkpoint(config: RunConfig) -> Checkpoint:
+    """The drafter's checkpoint, fetched where it is named on the hub; a target without one has been refused."""
+    if config.drafter is None:
+        return Checkpoint(embedded_folder() / "drafter", None)
+    return find_checkpoint("drafter", config.drafter, config.drafter_revision)
 
 
 def drafter_folder(config: RunConfig) -> Path:
-    """The drafter's checkpoint; a target of one's own without one has been refused."""
-    return embedded_folder() / "drafter" if config.drafter is None else Path(config.drafter)
+    """The folder of the drafter's checkpoint."""
+    return drafter_checkpoint(config).folder
 
 
 def drafter_view(config: RunConfig, head: Eagle3Head) -> DrafterView:

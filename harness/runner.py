@@ -24,6 +24,7 @@ from ecospec.harness.preparing import (
     create_policies,
     create_predictors,
     data_of,
+    drafter_checkpoint,
     eos_ids,
     load_parts,
     load_speculations,
@@ -175,7 +176,7 @@ class Bench:
         """The facts but for what is measured: what was asked for, what of, and on what."""
         config = asdict(self.config)
         output = config.pop("output")
-        target_folder = Path(self.loaded.name)
+        drafter = drafter_checkpoint(self.config)
         return {
             **config,
             "suite": self.suite.name,
@@ -203,10 +204,10 @@ class Bench:
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
             "prompts_sha256": prompts_hash(request.ids for request in self.requests),
-            "checkpoint_sha256": checkpoint_hash(self.bundle or target_folder)
-            if self.bundle or target_folder.is_dir()
-            else None,
-            "drafter_sha256": folder_hash(self.config.drafter),
+            "checkpoint_sha256": checkpoint_hash(self.bundle or self.loaded.folder),
+            "target_commit": self.loaded.commit,
+            "drafter_sha256": None if self.config.drafter is None else folder_hash(drafter.folder),
+            "drafter_commit": drafter.commit,
             "predictor": list(self.config.predictor),
             "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),
