@@ -14,7 +14,7 @@ import click
 
 import ecospec
 from ecospec.errors import UserError
-from ecospec.harness.cli_options import RUN_OPTIONS, option, run_options, sweep_options, train_options
+from ecospec.harness.cli_options import DOCTOR_OPTIONS, RUN_OPTIONS, option, run_options, sweep_options, train_options
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 
@@ -75,6 +75,32 @@ def plugins() -> None:
     from ecospec.harness.app import plugins_command
 
     plugins_command()
+
+
+@cli.command()
+@run_options(*set(RUN_OPTIONS).difference(DOCTOR_OPTIONS))
+@option("--max-context", type=int, help="Tokens to reckon KV caches with.  [default: the target's context]")
+@option(
+    "--device-map",
+    type=click.Choice(("auto",)),
+    help="auto: memory with the target spread over all devices; an estimate.",
+)
+@option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.", show_default=False)
+@click.pass_context
+def doctor(
+    ctx: click.Context, /, max_context: int | None, device_map: str | None, as_json: bool, **options: Any
+) -> None:
+    """Say in seconds whether target, drafter and predictors fit each other and this machine.
+
+    Only configs and tensor headers are read: a folder with nothing but config.json will do, and what is missing is
+    named. The exit code is 0 where a run would have nothing to stop at, else 2.
+    """
+    from ecospec.harness.doctor.command import Asked, doctor_command
+
+    specs = {name: _specs(options.pop(name)) for name in ("policy", "predictor")}
+    size = max(options.pop("batch_size"))
+    config = RunConfig(suite="", batch_size=size, **specs, **options)
+    ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json)))
 
 
 @cli.command(epilog=f"Grids that ship with the package: {', '.join(grid_names())}.")

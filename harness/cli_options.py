@@ -165,6 +165,12 @@ def _value_name(add: Callable[[Any], Any]) -> str | None:
 RUN_OPTIONS = tuple(_value_name(add) for add in _RUN_OPTIONS)
 """The names of the values of all options of a run."""
 
+DOCTOR_OPTIONS = (
+    *("policy", "predictor", "target", "target_revision", "drafter", "drafter_revision", "trust_remote_code"),
+    *("batch_size", "widen", "dtype", "device"),
+)
+"""Of these, the ones that decide whether parts fit."""
+
 
 def run_options(*left_out: str | None) -> Callable[[F], F]:
     """The options of a run in the order of ``--help``, but those that are left out, by the names of their values."""

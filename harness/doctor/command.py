@@ -1,0 +1,141 @@
+"""``ecospec-bench doctor``: looks at all parts in turn and prints what it found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ecospec.errors import UserError
+from ecospec.harness.app import console_width, quieten
+from ecospec.harness.config import RunConfig
+from ecospec.harness.doctor.drafter_part import look_at_drafter
+from ecospec.harness.doctor.findings import Diagnosis
+from ecospec.harness.doctor.memory import Load, look_at_memory
+from ecospec.harness.doctor.predictor_part import PredictorPart, look_at_predictor
+from ecospec.harness.doctor.target_part import Wanted, look_at_target
+from ecospec.harness.hub import Checkpoint, find_checkpoint
+from ecospec.harness.loading import embedded_facts, embedded_folder
+from ecospec.harness.plugins import load_plugins
+from ecospec.harness.preparing import create_policies, create_predictors, resolve_device
+from ecospec.policies import ExpertNeed
+
+EXIT_PROBLEM = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the doctor is asked besides the options of a run.
+
+    Attributes:
+        max_context: tokens to reckon KV caches with; None for the target's context.
+        spread: whether the target is spread over all devices.
+    """
+
+    max_context: int | None
+    spread: bool
+    as_json: bool
+
+
+def doctor_command(config: RunConfig, asked: Asked) -> int:
+    """Print the diagnosis; returns the exit code."""
+    quieten()
+    said = diagnose(config, asked)
+    if asked.as_json:
+        print(json.dumps(as_dict(said), indent=1))
+    else:
+        print_diagnosis(said, Console(width=console_width()))
+    return 0 if said.fits else EXIT_PROBLEM
+
+
+def diagnose(config: RunConfig, asked: Asked) -> Diagnosis:
+    """Look at target, drafter, predictors and memory.
+
+    Raises:
+        UserError: an option that means nothing, or a hub name that cannot be had.
+    """
+    if asked.max_context is not None and asked.max_context < 1:
+        raise UserError(f"--max-context {asked.max_context}: expected an integer of at least 1")
+    if config.batch_size < 1:
+        raise UserError(f"--batch-size {config.batch_size}: expected an integer of at least 1")
+    plugins = load_plugins()
+    policies = create_policies(plugins, config.policy)
+    needed = any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values())
+    predictors = create_predictors(plugins, config.predictor) if needed else {}
+    device, dtype = resolve_device(config)
+    bundle = embedded_folder() if config.target is None else None
+    said = Diagnosis()
+    found = (
+        Checkpoint(bundle / "target", None)
+        if bundle
+        else find_checkpoint("target", str(config.target), config.target_revision, weights=False)
+    )
+    widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
+    wanted = Wanted(device, dtype, widen, config.trust_remote_code)
+    target = look_at_target(said, "embedded" if bundle else str(config.target), found, wanted)
+    drafter, parts = None, []
+    if target is not None and target.geometry is not None:
+        head = _drafter(config)
+        if head is None:
+            said.problem("drafter: none; expected --drafter with the folder of an EAGLE-3 head for that target")
+        else:
+            drafter = look_at_drafter(said, config.drafter or "embedded", head, target.geometry)
+        own = bundle and bundle / "predictor"
+        looked = [
+            look_at_predictor(said, label, each, target.geometry, drafter, own) for label, each in predictors.items()
+        ]
+        parts = [part for part in looked if isinstance(part, PredictorPart)]
+    if target is not None:
+        limit = target.geometry.context if target.geometry else 1
+        if asked.max_context is not None and target.geometry is not None and asked.max_context > limit:
+            said.problem(f"--max-context {asked.max_context} is above the target's context of {limit}")
+        context = min(asked.max_context or limit, limit)
+        devices = torch.cuda.device_count() if asked.spread and device != "cpu" else 1
+        look_at_memory(said, Load(device, max(1, devices), dtype, context, config.batch_size), target, drafter, parts)
+    return said
+
+
+def _drafter(config: RunConfig) -> Checkpoint | None:
+    if config.drafter is not None:
+        return find_checkpoint("drafter", config.drafter, config.drafter_revision, weights=False)
+    return Checkpoint(embedded_folder() / "drafter", None) if config.target is None else None
+
+
+def as_dict(said: Diagnosis) -> dict[str, Any]:
+    """All of it for a program: facts by part and name, findings in order, and whether all fits."""
+    parts: dict[str, Any] = {}
+    predictors: list[dict[str, Any]] = []
+    for fact in said.facts:
+        if fact.part != "predictor":
+            parts.setdefault(fact.part, {})[fact.name.strip()] = fact.value
+        elif fact.name == "predictor":
+            predictors.append({"predictor": fact.value})
+        else:
+            predictors[-1][fact.name] = fact.value
+    findings = [asdict(finding) for finding in said.findings]
+    return {"fits": said.fits, **parts, "predictors": predictors, "findings": findings}
+
+
+def print_diagnosis(said: Diagnosis, console: Console) -> None:
+    """A table of facts, then the findings, then the verdict."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in ("part", "what", "found"):
+        table.add_column(column, overflow="fold")
+    last = ""
+    for fact in said.facts:
+        if last not in ("", fact.part):
+            table.add_section()
+        table.add_row(*map(Text, ("" if fact.part == last else fact.part, fact.name, fact.text)))
+        last = fact.part
+    console.print(table)
+    for finding in said.findings:
+        console.print(Text(f"{finding.level}: {finding.text}"), soft_wrap=True)
+    problems = sum(finding.level == "problem" for finding in said.findings)
+    verdict = "all parts fit" if said.fits else f"{problems} problem{'s' if problems > 1 else ''}: a run would stop"
+    console.print(Text(verdict), soft_wrap=True)
