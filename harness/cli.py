@@ -99,7 +99,7 @@ def doctor(
 
     specs = {name: _specs(options.pop(name)) for name in ("policy", "predictor")}
     size = max(options.pop("batch_size"))
-    config = RunConfig(suite="", batch_size=size, **specs, **options)
+    config = RunConfig(**{**options, **specs, "suite": "", "batch_size": size})
     ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json)))
 
 

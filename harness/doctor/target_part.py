@@ -68,7 +68,9 @@ def look_at_target(said: Diagnosis, name: str, found: Checkpoint, wanted: Wanted
     """Build, describe and check a target; None where its config describes no model."""
     label = f"target {name}"
     config = _read_config(said, label, found.folder, wanted)
-    model = None if config is None else _build(said, label, config, wanted)
+    if config is None:
+        return None
+    model = _build(said, label, config, wanted)
     if model is None:
         return None
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else wanted.dtype
