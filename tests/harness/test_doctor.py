@@ -16,10 +16,10 @@ import torch
 from paper_configs import PAPER, write_config
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import SHAPE, Checkpoints
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ecospec.harness.doctor.headers import read_headers
-from ecospec.harness.doctor.storage import checkpoint_tensors, stored_experts
+from ecospec.harness.doctor.storage import checkpoint_tensors, declared_experts, stored_experts
 from ecospec.harness.experts import find_experts
 from ecospec.harness.loading import embedded_folder
 
@@ -353,8 +353,6 @@ def test_quantised_tensors_are_told_apart_by_their_headers(tmp_path: Path) -> No
         ("gpt-oss-120b", {"intermediate_size": 128, "num_local_experts": 4, "layer_types": ["full_attention"]}),
         ("deepseek-v3.1", {"moe_intermediate_size": 128, "n_routed_experts": 8, "first_k_dense_replace": 0}),
     ):
-        from transformers import AutoConfig
-
         folder = write_config(tmp_path / name, {**PAPER[name][0], **small, **changes})
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
@@ -382,3 +380,23 @@ def test_quantised_tensors_are_told_apart_by_their_headers(tmp_path: Path) -> No
         stored = stored_experts(headers, checkpoint_tensors(model, "model.layers.0.mlp.experts."), module, "quantised")
         assert stored is not None
         assert (stored.weight_bytes, stored.scale_bytes, stored.bias_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("gpt-oss-120b", "intermediate_size"), ("qwen3-235b", "moe_intermediate_size")]
+)
+def test_scales_are_counted_for_matrices_as_they_are_stored(name: str, size: str, tmp_path: Path) -> None:
+    """64 inner neurons: gate and up have two half-filled blocks each, and joined they would share them."""
+    changes = {
+        "hidden_size": 256,
+        size: 64,
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "vocab_size": 64,
+    }
+    folder = write_config(tmp_path, {**PAPER[name][0], **changes})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    stored = declared_experts(find_experts(model)[0], {"quant_method": "fp8"}, torch.bfloat16)
+    assert stored is not None
+    assert stored.scale_bytes == 4 * (2 + 2 + 2)

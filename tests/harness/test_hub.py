@@ -86,6 +86,7 @@ def test_one_set_of_weights_is_fetched_and_nothing_twice(hub: TinyHub, find: Cal
             "consolidated.safetensors": b"again",
             "pytorch_model.bin": b"again",
             "original/model.safetensors": b"again",
+            "original/params.json": b"again",
             "metal/model.bin": b"again",
             "model-q4.gguf": b"again",
             "onnx/model.onnx": b"again",
