@@ -291,10 +291,7 @@ SETTINGS = {
 """What a request can set; anything else would change its text, and is refused."""
 OPTIONS = (
     "target",
-    "target_revision",
-    "trust_remote_code",
     "drafter",
-    "drafter_revision",
     "predictor",
     "budget",
     "draft_steps",
@@ -304,6 +301,9 @@ OPTIONS = (
     "device",
     "threads",
     "seed",
+    "target_revision",
+    "drafter_revision",
+    "trust_remote_code",
 )
 """Fields of `RunConfig` that `EcospecLM` takes as well."""
 
