@@ -13,6 +13,7 @@ import torch
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
 from ecospec.harness.hub import find_checkpoint
+from ecospec.harness.quantized import unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
@@ -28,6 +29,7 @@ class LoadedTarget:
         name: as it was given.
         folder: where its files are.
         commit: of the repository on the hub; None for a folder of the user's.
+        unpacked: the quantisation that the weights have on disk but not in memory, for want of a kernel here.
     """
 
     target: Target
@@ -36,6 +38,7 @@ class LoadedTarget:
     widened: int
     folder: Path
     commit: str | None = None
+    unpacked: str | None = None
 
 
 def load_target(
@@ -58,20 +61,23 @@ def load_target(
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     found = find_checkpoint("target", name, revision, code=trust_remote_code)
     check_folder("target", str(found.folder))
     try:
         tokenizer = AutoTokenizer.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            found.folder,
-            trust_remote_code=trust_remote_code,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            ignore_mismatched_sizes=True,  # refused below, with the tensor's name
-            output_loading_info=True,
-        )
+        config = AutoConfig.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
+        quantization = getattr(config, "quantization_config", None)
+        with whole_blocks():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                found.folder,
+                trust_remote_code=trust_remote_code,
+                dtype=dtype,
+                attn_implementation="eager",  # which all have; `Target` puts ours in its place
+                ignore_mismatched_sizes=True,  # refused below, with the tensor's name
+                output_loading_info=True,
+            )
     except UNLOADABLE as error:
         if "trust_remote_code" in str(error):
             raise needs_code("target", name) from error
@@ -88,9 +94,9 @@ def load_target(
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
-    return LoadedTarget(
-        Target(model, feature_layers=feature_layers), tokenizer, name, widen, found.folder, found.commit
-    )
+    unpacked = unpacked_method(quantization, model)
+    target = Target(model, feature_layers=feature_layers)
+    return LoadedTarget(target, tokenizer, name, widen, found.folder, found.commit, unpacked)
 
 
 def needs_code(what: str, name: str) -> UserError:
@@ -102,7 +108,12 @@ def needs_code(what: str, name: str) -> UserError:
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:
-    """What predictors may know of a target."""
+    """What predictors may know of a target.
+
+    Raises:
+        UserError: it is dense.
+    """
+    check_experts(target, "a predictor")
     geometry = target.geometry
     return TargetView(
         moe_layers=geometry.moe_layers,
@@ -113,6 +124,22 @@ def target_view(target: Target, bundle: Path | None = None) -> TargetView:
         embedding=target.embedding,
         bundle=bundle,
     )
+
+
+def check_experts(target: Target, what: str) -> None:
+    """Refuse what needs experts where there are none.
+
+    Args:
+        what: begins the message, such as ``policy 'oracle'``.
+
+    Raises:
+        UserError: the target is dense.
+    """
+    if not target.geometry.moe_layers:
+        raise UserError(
+            f"{what} needs a target with experts, and {type(target.model).__name__} is dense; "
+            "expected a Mixture-of-Experts target, or a policy such as confidence, which needs none"
+        )
 
 
 def embedded_folder() -> Path:

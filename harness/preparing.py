@@ -18,6 +18,7 @@ from ecospec.harness.hub import Checkpoint, find_checkpoint
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
+    check_experts,
     embedded_facts,
     embedded_folder,
     load_target,
@@ -236,6 +237,8 @@ def load_speculations(
     methods: dict[str, Speculation] = {}
     for method in method_parts(policies, predictors):
         policy = policies[method.policy]
+        if policy.needs is not ExpertNeed.NONE:
+            check_experts(parts.loaded.target, f"policy {policy.name!r}")
         if method.predictor is None:
             methods[method.label] = Speculation(policy, parts.head, *sizes)
             continue

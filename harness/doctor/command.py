@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,12 +20,12 @@ from ecospec.harness.doctor.drafter_part import look_at_drafter
 from ecospec.harness.doctor.findings import Diagnosis
 from ecospec.harness.doctor.memory import Load, look_at_memory
 from ecospec.harness.doctor.predictor_part import PredictorPart, look_at_predictor
-from ecospec.harness.doctor.target_part import Wanted, look_at_target
+from ecospec.harness.doctor.target_part import TargetPart, Wanted, look_at_target
 from ecospec.harness.hub import Checkpoint, find_checkpoint
-from ecospec.harness.loading import embedded_facts, embedded_folder
+from ecospec.harness.loading import check_experts, embedded_facts, embedded_folder
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import create_policies, create_predictors, resolve_device
-from ecospec.policies import ExpertNeed
+from ecospec.policies import ExpertNeed, Policy
 
 EXIT_PROBLEM = 2
 
@@ -87,8 +88,11 @@ def diagnose(config: RunConfig, asked: Asked) -> Diagnosis:
         else:
             drafter = look_at_drafter(said, config.drafter or "embedded", head, target.geometry)
         own = bundle and bundle / "predictor"
+        _refuse_dense(said, target, policies)
         looked = [
-            look_at_predictor(said, label, each, target.geometry, drafter, own) for label, each in predictors.items()
+            look_at_predictor(said, label, each, target.geometry, drafter, own)
+            for label, each in predictors.items()
+            if target.geometry.moe_layers
         ]
         parts = [part for part in looked if isinstance(part, PredictorPart)]
     if target is not None:
@@ -99,6 +103,16 @@ def diagnose(config: RunConfig, asked: Asked) -> Diagnosis:
         devices = torch.cuda.device_count() if asked.spread and device != "cpu" else 1
         look_at_memory(said, Load(device, max(1, devices), dtype, context, config.batch_size), target, drafter, parts)
     return said
+
+
+def _refuse_dense(said: Diagnosis, part: TargetPart, policies: Mapping[str, Policy]) -> None:
+    """Say which policies need experts, where there are none."""
+    for policy in policies.values():
+        if part.target is not None and policy.needs is not ExpertNeed.NONE:
+            try:
+                check_experts(part.target, f"policy {policy.name!r}")
+            except UserError as error:
+                said.problem(str(error))
 
 
 def _drafter(config: RunConfig) -> Checkpoint | None:

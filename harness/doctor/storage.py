@@ -12,6 +12,7 @@ from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
 from ecospec.harness.doctor.headers import Header
+from ecospec.harness.experts import find_experts
 
 MXFP4_GROUP = 32
 """Weights that share a scale of one byte."""
@@ -129,7 +130,7 @@ def declared_bytes(model: Any, experts: ExpertStorage | None, dtype: torch.dtype
         dtype: of what is not quantised.
     """
     quantization = quantization_of(model.config)
-    routed = [module for module in model.modules() if hasattr(module, "_apply_gate") and hasattr(module, "num_experts")]
+    routed: list[Any] = list(find_experts(model))
     inside = {id(p) for module in routed for p in module.parameters()}
     kept = tuple(quantization.get("modules_to_not_convert") or ())
     rows, columns = quantization.get("weight_block_size") or FP8_BLOCK

@@ -26,7 +26,7 @@ from ecospec.harness.doctor.storage import (
 from ecospec.harness.experts import find_experts, is_plain_swiglu, widen_experts
 from ecospec.harness.hub import Checkpoint
 from ecospec.harness.loading import needs_code
-from ecospec.harness.target import Geometry, Target
+from ecospec.harness.target import Geometry, Target, decoder_layers
 from ecospec.predictors.kv_cache import SlotCache
 from ecospec.predictors.pretrained import UNLOADABLE
 
@@ -76,8 +76,9 @@ def look_at_target(said: Diagnosis, name: str, found: Checkpoint, wanted: Wanted
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else wanted.dtype
     _look_at_tokenizer(said, label, found.folder, wanted)
     headers = _look_at_tensors(said, label, found, model)
-    storage = _storage(said, label, model, headers, stored_dtype)
-    stored = sum(header.bytes for header in headers.values()) or declared_bytes(model, storage, stored_dtype)
+    # Before the experts are widened; those of some families can be told only when `Target` has adopted them.
+    plain = find_experts(model)
+    storage = _storage(said, label, model, headers, stored_dtype) if plain else None
     parameters = sum(p.numel() for p in model.parameters())
     target = None
     try:
@@ -87,6 +88,11 @@ def look_at_target(said: Diagnosis, name: str, found: Checkpoint, wanted: Wanted
     except UserError as error:
         said.problem(f"{label}: {error}")
         geometry = _declared_geometry(model)
+    if not plain:
+        storage = _storage(said, label, model, headers, stored_dtype)
+    stored = sum(header.bytes for header in headers.values())
+    if not stored:
+        stored = declared_bytes(model, storage, stored_dtype)
     _describe(said, name, found, model, parameters, geometry)
     if storage is not None:
         _describe_experts(said, storage)
@@ -100,7 +106,7 @@ def look_at_target(said: Diagnosis, name: str, found: Checkpoint, wanted: Wanted
     kv = _kv_elements_per_token(model)
     if kv is None:
         said.note(f"{label}: a pass without weights does not tell the memory of its KV cache")
-    _describe_execution(said, model, wanted)
+    _describe_execution(said, model, wanted, str(quantization_of(config).get("quant_method")) if quantised else "")
     return TargetPart(model, target, geometry, stored, run_bytes, kv and kv * wanted.dtype.itemsize)
 
 
@@ -130,13 +136,7 @@ def _build(said: Diagnosis, label: str, config: Any, wanted: Wanted) -> Any | No
     options = {"dtype": wanted.dtype, "trust_remote_code": wanted.trust_remote_code}
     try:
         with torch.device("meta"):
-            try:
-                return AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="sdpa", **options)
-            except ValueError as error:
-                if "scaled_dot_product_attention" not in str(error):
-                    raise
-                # Attention with sinks, for one, has no such form.
-                return AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager", **options)
+            return AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager", **options)
     except UNLOADABLE as error:
         _not_built(said, label, error)
         return None
@@ -160,18 +160,19 @@ def _look_at_tokenizer(said: Diagnosis, label: str, folder: Path, wanted: Wanted
 def _declared_geometry(model: Any) -> Geometry | None:
     """Of a model that a run refuses; None where it has no routed experts or its config does not say enough."""
     modules = find_experts(model)
-    top_k = getattr(model.config, "num_experts_per_tok", None)
+    config = model.config.get_text_config(decoder=True)
+    top_k = getattr(config, "num_experts_per_tok", None)
     if not modules or top_k is None:
         return None
     head = model.get_output_embeddings().weight
     return Geometry(
         vocab_size=int(head.shape[0]),
-        hidden_size=int(model.config.hidden_size),
-        layers=len(model.get_decoder().layers),
+        hidden_size=int(config.hidden_size),
+        layers=len(decoder_layers(model)),
         moe_layers=len(modules),
         experts=int(modules[0].num_experts),  # type: ignore[arg-type]
         top_k=int(top_k),
-        context=int(model.config.max_position_embeddings),
+        context=int(config.max_position_embeddings),
         expert_bytes=_bytes_of(modules[0]) // int(modules[0].num_experts),  # type: ignore[arg-type]
         always_read_bytes=0,
     )
@@ -285,7 +286,7 @@ def _kv_elements_per_token(model: Any) -> int | None:
     The model is of another type afterwards: products of groups are known to a device without memory in bfloat16 only.
     """
     model.to(torch.bfloat16)
-    cache = SlotCache(len(model.get_decoder().layers), 1)
+    cache = SlotCache(len(decoder_layers(model)), 1)
     parameters = inspect.signature(model.forward).parameters
     argument = "cache" if "cache" in parameters else "past_key_values"
     try:
@@ -297,10 +298,13 @@ def _kv_elements_per_token(model: Any) -> int | None:
     return sum(memory.numel() for memory in memories) or None
 
 
-def _describe_execution(said: Diagnosis, model: Any, wanted: Wanted) -> None:
-    said.fact(PART, "attention", str(model.config._attn_implementation))
+def _describe_execution(said: Diagnosis, model: Any, wanted: Wanted, quantised: str) -> None:
+    said.fact(PART, "attention", str(model.config.get_text_config(decoder=True)._attn_implementation))
     modules = find_experts(model)
     if not modules:
+        return
+    if quantised:
+        said.fact(PART, "experts", quantised, f"transformers' own for {quantised}, where they stay packed")
         return
     union = wanted.device == "cpu" and all(is_plain_swiglu(module) for module in modules)
     reason = "one read per activated expert" if union else "transformers' own, one pass over the union"
