@@ -14,7 +14,7 @@ import click
 
 import ecospec
 from ecospec.errors import UserError
-from ecospec.harness.cli_options import RUN_OPTIONS, option, run_options, sweep_options, train_options
+from ecospec.harness.cli_options import DOCTOR_OPTIONS, RUN_OPTIONS, option, run_options, sweep_options, train_options
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 
@@ -77,6 +77,32 @@ def plugins() -> None:
     plugins_command()
 
 
+@cli.command()
+@run_options(*set(RUN_OPTIONS).difference(DOCTOR_OPTIONS))
+@option("--max-context", type=int, help="Tokens to reckon KV caches with.  [default: the target's context]")
+@option(
+    "--device-map",
+    type=click.Choice(("auto",)),
+    help="auto: memory with the target spread over all devices; an estimate.",
+)
+@option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.", show_default=False)
+@click.pass_context
+def doctor(
+    ctx: click.Context, /, max_context: int | None, device_map: str | None, as_json: bool, **options: Any
+) -> None:
+    """Say in seconds whether target, drafter and predictors fit each other and this machine.
+
+    Only configs and tensor headers are read: a folder with nothing but config.json will do, and what is missing is
+    named. The exit code is 0 where a run would have nothing to stop at, else 2.
+    """
+    from ecospec.harness.doctor.command import Asked, doctor_command
+
+    specs = {name: _specs(options.pop(name)) for name in ("policy", "predictor")}
+    size = max(options.pop("batch_size"))
+    config = RunConfig(**{**options, **specs, "suite": "", "batch_size": size})
+    ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json)))
+
+
 @cli.command(epilog=f"Grids that ship with the package: {', '.join(grid_names())}.")
 @sweep_options()
 @click.pass_context
@@ -104,7 +130,10 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 
 
 @cli.command()
-@run_options("policy", "baseline", "predictor", "drafter", "budget", "draft_steps", "draft_topk", "check", "run_code")
+@run_options(
+    *("policy", "baseline", "predictor", "drafter", "drafter_revision", "budget", "draft_steps", "draft_topk"),
+    *("check", "run_code"),
+)
 @option("--text", type=click.Path(path_type=Path), help="JSON lines with a column text, instead of a suite or besides.")
 @click.pass_context
 def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
@@ -142,7 +171,10 @@ def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:
 )
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")
 @run_options(
-    *(set(RUN_OPTIONS) - {"target", "drafter", "budget", "draft_steps", "draft_topk", "dtype", "device", "threads"})
+    *set(RUN_OPTIONS).difference(
+        ("target", "target_revision", "trust_remote_code", "drafter", "drafter_revision"),
+        ("budget", "draft_steps", "draft_topk", "dtype", "device", "threads"),
+    )
 )
 def evaluate(
     traces: tuple[Path, ...], held_out_of: Path | None, trees: int | None, output: Path | None, **options: Any

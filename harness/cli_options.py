@@ -80,10 +80,18 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Expert predictor NAME[:parameter=value,...]; with several, policies that use one are run with each.",
     ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
+    option("--target-revision", help="Of a target on the hub: branch, tag or commit.  [default: the newest]"),
     option(
         "--drafter",
-        help="EAGLE-3 head's folder, or NAME[:parameter=value,...]: mtp, lm:path=FOLDER, ngram. "
+        help="EAGLE-3 head's folder or hub name, or NAME[:parameter=value,...]: mtp, lm:path=FOLDER, ngram. "
         "Default: the embedded head.",
+    ),
+    option("--drafter-revision", help="Of a drafter on the hub: branch, tag or commit.  [default: the newest]"),
+    option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Let Python files of the target's checkpoint run, where transformers does not know its model.",
+        show_default=False,
     ),
     option(
         "--data",
@@ -160,6 +168,12 @@ def _value_name(add: Callable[[Any], Any]) -> str | None:
 
 RUN_OPTIONS = tuple(_value_name(add) for add in _RUN_OPTIONS)
 """The names of the values of all options of a run."""
+
+DOCTOR_OPTIONS = (
+    *("policy", "predictor", "target", "target_revision", "drafter", "drafter_revision", "trust_remote_code"),
+    *("batch_size", "widen", "dtype", "device"),
+)
+"""Of these, the ones that decide whether parts fit."""
 
 
 def run_options(*left_out: str | None) -> Callable[[F], F]:

@@ -17,7 +17,10 @@ class RunConfig:
     Attributes:
         predictor: with several, every policy that needs predicted expert sets is run with each.
         target: None for the embedded model, else a checkpoint folder or hub name.
-        drafter: the folder of an EAGLE-3 head, or a drafter's spec; None for the embedded head (embedded target only).
+        target_revision, drafter_revision: of a hub name: branch, tag or commit; None for the newest.
+        trust_remote_code: whether Python files of the target's checkpoint may run.
+        drafter: an EAGLE-3 head's folder or hub name, or a drafter's spec; None for the embedded head (embedded target
+            only).
         data: ``embedded``, ``hub``, or a JSONL or parquet file or folder in the data set's columns; None for
             ``embedded`` with the embedded target, else ``hub``.
         revision: of the data set on the hub; None for the newest.
@@ -38,7 +41,10 @@ class RunConfig:
     baseline: str = "confidence"
     predictor: tuple[str, ...] = ("feature",)
     target: str | None = None
+    target_revision: str | None = None
+    trust_remote_code: bool = False
     drafter: str | None = None
+    drafter_revision: str | None = None
     data: str | None = None
     revision: str | None = None
     chat_template: str = "auto"

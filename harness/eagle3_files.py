@@ -56,6 +56,15 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         found = _read_pickled(folder)
     else:
         raise UserError(f"drafter {folder}: no {SAFETENSORS}, {INDEX} or {PICKLED}; expected an EAGLE-3 head's folder")
+    return canonically(folder, found)
+
+
+def canonically(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names of `Eagle3Head`.
+
+    Raises:
+        UserError: two are one by their names.
+    """
     tensors: dict[str, Tensor] = {}
     for name, tensor in found.items():
         if canonical(name) in tensors:

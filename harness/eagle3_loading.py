@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,22 @@ MOST_LEFT_OVER = 4
 """Tensors that an error names of those that no head has; another model's file can have thousands."""
 
 
-def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_layers: int) -> Eagle3Head:
+def load_eagle3(
+    folder: Path,
+    *,
+    target_vocab: int,
+    target_hidden: int,
+    target_layers: int,
+    read: Callable[[Path], dict[str, Tensor]] = read_tensors,
+    device: str = "cpu",
+) -> Eagle3Head:
     """Load a head in any published layout and check that it fits the target.
 
     Where the checkpoint brings its own ``embed_tokens.weight`` the head uses that, else the target's.
+
+    Args:
+        read: gives the tensors of a folder by the names of `Eagle3Head`; ``d2t`` and ``t2d`` are looked into.
+        device: where the head is made; ``meta`` for its shapes alone.
 
     Raises:
         UserError: a file or tensor is missing, left over, damaged, or of a shape or type that does not fit.
@@ -32,7 +45,8 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
     raw = read_config(folder)
     try:
         config = Eagle3Config.from_dict(raw)
-        head = Eagle3Head(config)
+        with torch.device(device):
+            head = Eagle3Head(config)
     except (
         TypeError,
         ValueError,
@@ -44,11 +58,12 @@ def load_eagle3(folder: Path, *, target_vocab: int, target_hidden: int, target_l
     ) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"drafter {folder}: config.json is not that of a supported EAGLE-3 head ({reason})") from error
-    layers = _read_layers(folder, config.feature_layers, target_layers)
+    layers = read_layers(folder, config.feature_layers, target_layers)
     config = head.config = replace(config, feature_layers=layers)
-    tensors = read_tensors(folder)
+    _check_config(folder, config, target_vocab=target_vocab, target_hidden=target_hidden)
+    tensors = read(folder)
     embedding = tensors.pop("embed_tokens.weight", None)
-    _check_fit(folder, config, embedding, target_vocab=target_vocab, target_hidden=target_hidden)
+    _check_fit(folder, config, embedding, target_hidden=target_hidden)
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t is None and config.draft_vocab_size != target_vocab:
         raise UserError(
@@ -85,7 +100,12 @@ def output_layers(ids: tuple[int, ...], target_layers: int) -> tuple[int, ...]:
     return tuple(i - 1 for i in ids) if target_layers in ids else ids
 
 
-def _read_layers(folder: Path, ids: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
+def read_layers(folder: Path, ids: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
+    """The layers whose outputs a head reads: those that its config gives in either convention, or the default.
+
+    Raises:
+        UserError: the target has no such layers.
+    """
     if ids is None:
         layers = default_feature_layers(target_layers)
         if not 0 <= layers[0] < layers[1] < layers[2] < target_layers:
@@ -113,25 +133,26 @@ def _read_layers(folder: Path, ids: tuple[int, ...] | None, target_layers: int) 
     return outputs
 
 
-def _check_fit(
-    folder: Path, config: Eagle3Config, embedding: Tensor | None, *, target_vocab: int, target_hidden: int
-) -> None:
-    facts: dict[str, tuple[object, object]] = {
-        "vocab_size": (config.llama.vocab_size, target_vocab),
-        "target_hidden_size": (config.target_hidden_size, target_hidden),
-    }
-    if embedding is None:  # the target's embedding is its input
-        facts["hidden_size"] = (config.llama.hidden_size, target_hidden)
-    else:
-        size = (config.llama.vocab_size, config.llama.hidden_size)
-        facts["the shape of embed_tokens.weight"] = (tuple(embedding.shape), size)
-    for name, (found, expected) in facts.items():
-        if found != expected:
-            raise UserError(f"drafter {folder}: {name} is {found}, expected {expected} for this target")
+def _check_config(folder: Path, config: Eagle3Config, *, target_vocab: int, target_hidden: int) -> None:
+    _check_fact(folder, "vocab_size", config.llama.vocab_size, target_vocab)
+    _check_fact(folder, "target_hidden_size", config.target_hidden_size, target_hidden)
     if config.draft_vocab_size > target_vocab:
         raise UserError(
             f"drafter {folder}: draft vocabulary {config.draft_vocab_size} exceeds the target's {target_vocab}"
         )
+
+
+def _check_fit(folder: Path, config: Eagle3Config, embedding: Tensor | None, *, target_hidden: int) -> None:
+    if embedding is None:  # the target's embedding is its input
+        _check_fact(folder, "hidden_size", config.llama.hidden_size, target_hidden)
+    else:
+        size = (config.llama.vocab_size, config.llama.hidden_size)
+        _check_fact(folder, "the shape of embed_tokens.weight", tuple(embedding.shape), size)
+
+
+def _check_fact(folder: Path, name: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise UserError(f"drafter {folder}: {name} is {found}, expected {expected} for this target")
 
 
 def _tied_head(folder: Path, config: Eagle3Config, embedding: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.drafters.heads import BoundHead
-from ecospec.harness.drafters.loading import create_drafter, load_drafter
+from ecospec.harness.drafters.loading import choose_drafter, load_drafter
 from ecospec.harness.loading import LoadedTarget, target_view
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
@@ -89,7 +89,7 @@ def evaluate(config: RunConfig, folders: Sequence[Path], held_out_of: Path | Non
         )
     plugins = load_plugins()
     predictors = create_predictors(plugins, config.predictor)
-    drafter = create_drafter(plugins, config.drafter)
+    drafter = choose_drafter(plugins, config.drafter, config.drafter_revision).drafter
     only = None if held_out_of is None else read_held_out(held_out_of)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

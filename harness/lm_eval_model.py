@@ -30,7 +30,7 @@ from ecospec.harness.chat import AUTO, chat_of, template_text
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
-from ecospec.harness.drafters.loading import create_drafter
+from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
     check_options,
@@ -74,8 +74,9 @@ class EcospecLM(TemplateLM):
             max_gen_toks: most tokens of an output where the task does not say.
             thinking: as the command's ``--thinking``, for tasks run with ``apply_chat_template``.
             max_batch_size: not used; lm-eval gives it to every model.
-            options: further fields of `RunConfig` about the method or the machine: target, drafter, predictor,
-                budget, draft_steps, draft_topk, widen, dtype, device, threads, seed.
+            options: further fields of `RunConfig` about the method or the machine: target, target_revision,
+                trust_remote_code, drafter, drafter_revision, predictor, budget, draft_steps, draft_topk, widen,
+                dtype, device, threads, seed.
 
         Raises:
             UserError: an option does not exist or does not fit, or a part cannot be loaded.
@@ -101,7 +102,8 @@ class EcospecLM(TemplateLM):
         device, dtype = resolve_device(self.config)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
-        parts = load_parts(self.config, create_drafter(plugins, self.config.drafter), device, dtype)
+        chosen = choose_drafter(plugins, self.config.drafter, self.config.drafter_revision)
+        parts = load_parts(self.config, chosen.drafter, device, dtype)
         self._device = torch.device(device)
         self._target = parts.loaded.target
         self.tokenizer = parts.loaded.tokenizer
@@ -301,20 +303,27 @@ OPTIONS = (
     "device",
     "threads",
     "seed",
+    "target_revision",
+    "drafter_revision",
+    "trust_remote_code",
 )
 """Fields of `RunConfig` that `EcospecLM` takes as well."""
 
 
 def _value(name: str, value: Any) -> Any:
-    """An option's value: a whole number where `RunConfig` has one, which may be given as text; else text.
+    """An option's value: a whole number or a truth value where `RunConfig` has one, which may be text; else text.
 
     Raises:
         UserError: it is not.
     """
     if name == "predictor":
         return (str(value),)
-    if name in ("target", "drafter", "dtype", "device"):
+    if name in ("target", "target_revision", "drafter", "drafter_revision", "dtype", "device"):
         return str(value)
+    if name == "trust_remote_code":
+        if str(value).lower() not in ("true", "false"):
+            raise UserError(f"{name} {value!r}: expected true or false")
+        return str(value).lower() == "true"
     try:
         return int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError) as error:

@@ -12,6 +12,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
+from ecospec.harness.hub import find_checkpoint
 from ecospec.harness.quantized import unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
@@ -25,6 +26,9 @@ class LoadedTarget:
     """A target, its tokenizer, and where it came from.
 
     Attributes:
+        name: as it was given.
+        folder: where its files are.
+        commit: of the repository on the hub; None for a folder of the user's.
         unpacked: the quantisation that the weights have on disk but not in memory, for want of a kernel here.
     """
 
@@ -32,6 +36,8 @@ class LoadedTarget:
     tokenizer: Any
     name: str
     widened: int
+    folder: Path
+    commit: str | None = None
     unpacked: str | None = None
 
 
@@ -42,30 +48,39 @@ def load_target(
     device: str,
     feature_layers: Sequence[int] = (),
     widen: int = 1,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedTarget:
     """Load a local checkpoint folder, or a hub name, as a `Target`.
 
     Args:
         widen: factor by which `widen_experts` widens the routed experts.
+        revision: of a hub name: branch, tag or commit; None for the newest.
+        trust_remote_code: whether Python files of the checkpoint's may run.
 
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    check_folder("target", name)
+    found = find_checkpoint("target", name, revision, code=trust_remote_code)
+    check_folder("target", str(found.folder))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        quantization = getattr(AutoConfig.from_pretrained(name), "quantization_config", None)
+        tokenizer = AutoTokenizer.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
+        quantization = getattr(config, "quantization_config", None)
         with whole_blocks():
             model, report = AutoModelForCausalLM.from_pretrained(
-                name,
+                found.folder,
+                trust_remote_code=trust_remote_code,
                 dtype=dtype,
                 attn_implementation="eager",  # which all have; `Target` puts ours in its place
                 ignore_mismatched_sizes=True,  # refused below, with the tensor's name
                 output_loading_info=True,
             )
     except UNLOADABLE as error:
+        if "trust_remote_code" in str(error):
+            raise needs_code("target", name) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "
@@ -80,7 +95,16 @@ def load_target(
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     unpacked = unpacked_method(quantization, model)
-    return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen, unpacked)
+    target = Target(model, feature_layers=feature_layers)
+    return LoadedTarget(target, tokenizer, name, widen, found.folder, found.commit, unpacked)
+
+
+def needs_code(what: str, name: str) -> UserError:
+    """The error of a checkpoint that only Python files of its own can load."""
+    return UserError(
+        f"{what} {name}: transformers does not know its model or tokenizer, and its own Python files are not run; "
+        "expected a checkpoint of a known family, or --trust-remote-code if you trust whoever wrote them"
+    )
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:

@@ -83,6 +83,10 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
     Raises:
         UserError: naming the option, the value and what was expected.
     """
+    for name in ("target", "drafter"):
+        revision = getattr(config, f"{name}_revision")
+        if revision is not None and getattr(config, name) is None:
+            raise UserError(f"--{name}-revision {revision} without --{name}: expected a hub name to go with it")
     for name in ("max_new_tokens", "budget", "draft_steps", "draft_topk", "batch_size", "threads", "widen"):
         value = getattr(config, name)
         if value is not None and value < 1:
@@ -157,7 +161,15 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
     bundle = embedded_folder() if config.target is None else None
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     name = str(bundle / "target") if bundle else str(config.target)
-    return load_target(name, dtype=dtype, device=device, widen=widen), bundle
+    loaded = load_target(
+        name,
+        dtype=dtype,
+        device=device,
+        widen=widen,
+        revision=config.target_revision,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return loaded, bundle
 
 
 def with_drafter(view: TargetView, drafter: BoundDrafter, name: str) -> TargetView:

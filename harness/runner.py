@@ -15,7 +15,7 @@ from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
-from ecospec.harness.drafters.loading import create_drafter
+from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
 from ecospec.harness.manifest import checkpoint_hash, device_facts, folder_hash, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
@@ -35,7 +35,6 @@ from ecospec.harness.records import AR, PromptRecord, append_records, read_recor
 from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
-from ecospec.policies import spec_of
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -90,7 +89,7 @@ class Bench:
         check_options(config)
         policies = create_policies(plugins, (config.baseline, *config.policy))
         self.predictors = create_predictors(plugins, config.predictor)
-        self.drafter = create_drafter(plugins, config.drafter)
+        self.chosen = choose_drafter(plugins, config.drafter, config.drafter_revision)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
         plugins.find_suite(config.suite)
         self.suite: Suite = load_suite(
@@ -104,7 +103,7 @@ class Bench:
         self.device, dtype = resolve_device(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.parts = parts or load_parts(config, self.drafter, self.device, dtype)
+        self.parts = parts or load_parts(config, self.chosen.drafter, self.device, dtype)
         self.loaded, self.bundle = self.parts.loaded, self.parts.bundle
         target = self.loaded.target
         self.method_parts = method_parts(policies, self.predictors)
@@ -178,7 +177,6 @@ class Bench:
         """The facts but for what is measured: what was asked for, what of, and on what."""
         config = asdict(self.config)
         output = config.pop("output")
-        target_folder = Path(self.loaded.name)
         return {
             **config,
             "suite": self.suite.name,
@@ -207,11 +205,11 @@ class Bench:
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
             "prompts_sha256": prompts_hash(request.ids for request in self.requests),
-            "checkpoint_sha256": checkpoint_hash(self.bundle or target_folder)
-            if self.bundle or target_folder.is_dir()
-            else None,
-            "drafter_spec": spec_of(self.drafter),
-            "drafter_sha256": folder_hash(getattr(self.drafter, "path", None)),
+            "checkpoint_sha256": checkpoint_hash(self.bundle or self.loaded.folder),
+            "target_commit": self.loaded.commit,
+            "drafter_spec": self.chosen.spec,
+            "drafter_sha256": folder_hash(getattr(self.chosen.drafter, "path", None)),
+            "drafter_commit": self.chosen.commit,
             "predictor": list(self.config.predictor),
             "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),

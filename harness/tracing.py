@@ -113,12 +113,10 @@ class Tracer:
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says besides the target's geometry; all of it decides what the trace holds."""
-        config, folder = self.config, Path(self.loaded.name)
+        config = self.config
         return {
             "target_name": "embedded" if config.target is None else config.target,
-            "checkpoint_sha256": checkpoint_hash(self.bundle / "target" if self.bundle else folder)
-            if self.bundle or folder.is_dir()
-            else None,
+            "checkpoint_sha256": checkpoint_hash(self.loaded.folder),
             "dtype": str(self.loaded.target.embedding.dtype).removeprefix("torch."),
             "sources": [source.facts for source in self.sources],
             "max_new_tokens": config.max_new_tokens,

@@ -65,13 +65,31 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
     Raises:
         UserError: a file is missing or unreadable, the kind is another, or the geometry differs.
     """
+    config = read_predictor_config(folder, kind, target)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (ValueError, OSError, SafetensorError) as error:
+        raise UserError(f"predictor {folder}: not readable ({error})") from error
+    made_with, found = config["target"].get("embedding_sha256"), embedding_hash(target)
+    if made_with is not None and found is not None and made_with != found:
+        logger.warning(
+            "predictor %s: trained beside a target with another embedding; it may be right less often", folder
+        )
+    return config, tensors
+
+
+def read_predictor_config(folder: Path, kind: str, target: TargetView) -> dict[str, Any]:
+    """A predictor folder's config, checked against the target's geometry.
+
+    Raises:
+        UserError: a file is missing, the config unreadable, the kind is another, or the geometry differs.
+    """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UserError(f"predictor {folder}: no {name}; expected a folder with {CONFIG} and {WEIGHTS}")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / WEIGHTS)
-    except (ValueError, OSError, RecursionError, SafetensorError) as error:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"predictor {folder}: not readable ({error})") from error
     found = config.get("kind") if isinstance(config, dict) else None
     if found != kind:
@@ -82,12 +100,7 @@ def read_predictor(folder: Path, kind: str, target: TargetView) -> tuple[dict[st
         found = trained.get(name)
         if found != expected:
             raise UserError(f"predictor {folder}: trained for {name} = {found}, but the target has {expected}")
-    made_with, found = trained.get("embedding_sha256"), embedding_hash(target)
-    if made_with is not None and found is not None and made_with != found:
-        logger.warning(
-            "predictor %s: trained beside a target with another embedding; it may be right less often", folder
-        )
-    return config, tensors
+    return config
 
 
 def check_tensors(folder: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ up: a step is two matrix products, one over the states and one over the nodes. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +100,7 @@ def load_feature(folder: Path, target: TargetView) -> BoundFeature:
         )
     if drafter is None:
         raise UserError(f"predictor {folder}: it reads a drafter's states; expected --drafter")
-    trained = config.get("drafter")
-    facts = drafter_facts(drafter)
-    for name, expected in facts.items():
-        found = trained.get(name) if isinstance(trained, dict) else None
-        if found != expected:
-            raise UserError(
-                f"predictor {folder}: trained on the states of a drafter with {name} = {_short(found)}, but drafter "
-                f"{drafter.folder} has {_short(expected)}; expected the drafter that it was trained with, or a "
-                "predictor that reads no drafter, such as learned"
-            )
+    check_drafter(folder, config, drafter)
     try:
         model = FeaturePredictor(
             target.hidden_size, drafter.hidden_size, target.moe_layers, target.experts, int(config["rank"])
@@ -121,6 +112,23 @@ def load_feature(folder: Path, target: TargetView) -> BoundFeature:
     model.load_state_dict(tensors)
     weight: Tensor = target.embedding
     return BoundFeature(place(model, weight.device, weight.dtype), target)
+
+
+def check_drafter(folder: Path, config: Mapping[str, Any], drafter: DrafterView) -> None:
+    """Compare the drafter with the one whose states a predictor was trained on.
+
+    Raises:
+        UserError: it is another one.
+    """
+    trained = config.get("drafter")
+    for name, expected in drafter_facts(drafter).items():
+        found = trained.get(name) if isinstance(trained, dict) else None
+        if found != expected:
+            raise UserError(
+                f"predictor {folder}: trained on the states of a drafter with {name} = {_short(found)}, but drafter "
+                f"{drafter.folder} has {_short(expected)}; expected the drafter that it was trained with, or a "
+                "predictor that reads no drafter, such as learned"
+            )
 
 
 def _short(value: object) -> str:

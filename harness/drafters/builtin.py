@@ -42,7 +42,7 @@ class Mtp(Drafter):
         """Read the layer and check that it fits."""
         from ecospec.harness.drafters.mtp_loading import bind_mtp
 
-        return bind_mtp(str(self.path or target.name), target)
+        return bind_mtp(self.path or target.folder, target)
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class LanguageModel(Drafter):
     """A small causal language model with the target's vocabulary."""
 
     name = "lm"
-    path: str = field(metadata={"help": "checkpoint folder or hub name"})
+    path: Path = field(metadata={"help": "checkpoint folder or hub name"})
 
     def bind(self, target: DrafterTarget) -> BoundDrafter:
         """Load the model and check its vocabulary, and that tree passes come out right."""
         from ecospec.harness.drafters.language_model import bind_language_model
 
-        return bind_language_model(self.path, target)
+        return bind_language_model(str(self.path), target)
 
 
 @dataclass(frozen=True)

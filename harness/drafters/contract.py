@@ -22,7 +22,7 @@ class DrafterTarget:
     """What a drafter may know of the target.
 
     Attributes:
-        name: folder or hub name of its checkpoint.
+        folder: of its checkpoint.
         config: its transformers config.
         vocab_size: V, tokens of its language-model head; what a tree may hold.
         hidden_size: Ht.
@@ -35,7 +35,7 @@ class DrafterTarget:
         bundle: folder of the drafter that belongs to this target, used when the user names none.
     """
 
-    name: str
+    folder: Path
     config: Any
     vocab_size: int
     hidden_size: int

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ecospec.errors import UserError, one_line
+from ecospec.harness.quantized import unpack_blocks
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SCALE = ".weight_scale_inv"
@@ -25,9 +24,9 @@ FP8 = (torch.float8_e4m3fn,)
 
 
 class CheckpointFiles:
-    """The weight files of a checkpoint, in a folder or on the hub (then in the cache, or fetched as they are read)."""
+    """The weight files of a checkpoint's folder."""
 
-    def __init__(self, what: str, name: str, revision: str | None = None) -> None:
+    def __init__(self, what: str, folder: Path) -> None:
         """Find the index.
 
         Args:
@@ -36,23 +35,15 @@ class CheckpointFiles:
         Raises:
             UserError: there are no safetensors, or the index is not readable.
         """
-        self.what, self.name, self._revision = what, name, revision
+        self.what, self.folder = what, folder
         self.places = self._read_places()
 
     def fail(self, reason: str) -> UserError:
         """An error about this checkpoint."""
-        return UserError(f"{self.what}: {self.name}: {reason}")
+        return UserError(f"{self.what}: {self.folder}: {reason}")
 
     def _path(self, file: str) -> Path | None:
-        folder = Path(self.name)
-        if folder.is_dir():
-            return folder / file if (folder / file).is_file() else None
-        try:
-            return Path(hf_hub_download(self.name, file, revision=self._revision))
-        except (EntryNotFoundError, LocalEntryNotFoundError):
-            return None
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            raise self.fail(f"{file} cannot be had ({one_line(error)})") from error
+        return self.folder / file if (self.folder / file).is_file() else None
 
     def _read_places(self) -> dict[str, str]:
         """The file that each tensor is in."""
@@ -115,8 +106,7 @@ def dequantised(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tenso
     expected = tuple(math.ceil(size / step) for size, step in zip(weight.shape, block, strict=True))
     if tuple(scales.shape) != expected:
         raise ValueError(f"has shape {tuple(scales.shape)}, expected {expected}")
-    wide = scales.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-    return weight.float() * wide[: weight.shape[0], : weight.shape[1]]
+    return unpack_blocks(weight, scales, block)
 
 
 def floats(

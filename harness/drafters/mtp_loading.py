@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,16 +36,35 @@ IN_FULL = "block.mlp.gate."
 MOST_NAMED = 4
 
 
-def bind_mtp(name: str, target: DrafterTarget) -> BoundHead:
-    """Read the layer of a checkpoint, the target's own or another.
+@dataclass(frozen=True)
+class FoundLayer:
+    """The layer of a checkpoint before its tensors are read.
+
+    Attributes:
+        prefix: of its tensors' names. names: of all of them.
+        head: without weights.
+    """
+
+    files: CheckpointFiles
+    prefix: str
+    names: tuple[str, ...]
+    config: Any
+    head: MtpHead
+
+
+def find_layer(folder: Path, config: Any, layers: int, vocab_size: int) -> FoundLayer:
+    """The layer that a target's config and its checkpoint's names describe.
+
+    Args:
+        config: the target's. layers: the target's number of layers, without this one.
 
     Raises:
-        UserError: the target has none, or a tensor is missing, left over, damaged or of another shape.
+        UserError: there is none.
     """
-    kind = getattr(target.config, "model_type", "unknown")
-    files = CheckpointFiles(WHAT, name, getattr(target.config, "_commit_hash", None))
-    prefix = f"model.layers.{target.layers}."
-    names = [each for each in files.places if each.startswith(prefix)]
+    kind = getattr(config, "model_type", "unknown")
+    files = CheckpointFiles(WHAT, folder)
+    prefix = f"model.layers.{layers}."
+    names = tuple(each for each in files.places if each.startswith(prefix))
     if not names:
         if any(each.startswith("mtp.") for each in files.places):
             raise files.fail("its layer is named mtp.*, as Qwen3-Next's; expected a DeepSeek-V3 checkpoint")
@@ -52,19 +75,30 @@ def bind_mtp(name: str, target: DrafterTarget) -> BoundHead:
     if kind != MODEL_TYPE:
         raise files.fail(f"the layer of a model of type {kind!r} is not supported, expected {MODEL_TYPE!r}")
     try:
-        config = layer_config(target.config)
+        own = layer_config(config)
         with torch.device("meta"):  # the weights come from the files, and there can be twenty gigabytes of them
-            head = MtpHead(config, target.vocab_size, own_head=prefix + HEAD in files.places)
+            head = MtpHead(own, vocab_size, own_head=prefix + HEAD in files.places)
     except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise files.fail(f"its config describes no layer ({' '.join(str(error).split())})") from error
+    return FoundLayer(files, prefix, names, own, head)
+
+
+def bind_mtp(folder: Path, target: DrafterTarget) -> BoundHead:
+    """Read the layer of a checkpoint, the target's own or another.
+
+    Raises:
+        UserError: the target has none, or a tensor is missing, left over, damaged or of another shape.
+    """
+    found = find_layer(folder, target.config, target.layers, target.vocab_size)
+    files, prefix, names, head = found.files, found.prefix, found.names, found.head
     embedding: Tensor = target.embedding
     read = files.read([each for each in names if each != prefix + COMPUTED])
     plain = floats(files, read, block_size(target.config), embedding.dtype)
     stored = {each.removeprefix(prefix): tensor for each, tensor in plain.items()}
-    _check(files, prefix, _published(head, target), stored)
+    check_shapes(found, {name: tuple(tensor.shape) for name, tensor in stored.items()})
     own = stored.pop(EMBEDDING, None)
     head.load_state_dict(_assembled(head, stored, embedding.dtype), assign=True)
-    head.place_rotary(config, embedding.device)
+    head.place_rotary(found.config, embedding.device)
     exact = {name: tensor for name, tensor in head.state_dict().items() if name.startswith(IN_FULL)}
     place(head, embedding.device, embedding.dtype)
     for name_, tensor in exact.items():
@@ -78,9 +112,9 @@ def bind_mtp(name: str, target: DrafterTarget) -> BoundHead:
     return BoundHead(head, embedding, ("final",))
 
 
-def _published(head: MtpHead, target: DrafterTarget) -> dict[str, tuple[int, ...]]:
+def _published(head: MtpHead) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors that a checkpoint has of the layer, by their names behind the prefix."""
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (target.vocab_size, target.hidden_size)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (head.draft_vocab_size, head.eh_proj.out_features)}
     for name, tensor in head.state_dict().items():
         shape = tuple(tensor.shape)
         if not name.startswith("block."):
@@ -98,10 +132,17 @@ def _published(head: MtpHead, target: DrafterTarget) -> dict[str, tuple[int, ...
     return shapes
 
 
-def _check(files: CheckpointFiles, prefix: str, expected: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
-    """Name the first tensors that are missing, of another shape, or left over."""
+def check_shapes(layer: FoundLayer, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Name the first tensors that are missing, of another shape, or left over.
+
+    Args:
+        shapes: of the checkpoint's tensors, by their names behind the prefix; without scales.
+
+    Raises:
+        UserError: there are such tensors.
+    """
     optional = {EMBEDDING, HEAD}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    prefix, expected = layer.prefix, _published(layer.head)
     wrong = [
         f"tensor {prefix}{name} has shape {shapes.get(name, 'nothing')}, expected {shape}"
         for name, shape in expected.items()
@@ -113,7 +154,7 @@ def _check(files: CheckpointFiles, prefix: str, expected: dict[str, tuple[int, .
     ]
     if wrong:
         more = f"; and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        raise files.fail("; ".join(wrong[:MOST_NAMED]) + more)
+        raise layer.files.fail("; ".join(wrong[:MOST_NAMED]) + more)
 
 
 def _assembled(head: MtpHead, stored: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

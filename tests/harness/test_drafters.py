@@ -67,7 +67,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def target_of(drafter: Drafter, vocab: int = 8) -> tuple[Any, BoundDrafter]:
     target = tiny_target(vocab_size=vocab, feature_layers=())
-    return target, load_drafter(drafter, LoadedTarget(target, None, "target", 1), None)
+    return target, load_drafter(drafter, LoadedTarget(target, None, "target", 1, Path("target")), None)
 
 
 def test_somebody_elses_drafter_decodes_what_plain_decoding_does(guide: Any) -> None:
@@ -292,7 +292,7 @@ def test_a_drafter_gets_the_features_it_asks_for_and_what_was_emitted() -> None:
             assert found.head(found.final_norm(found.embedding)).shape == (8, 8)
             return Wanting(lambda: Noting(right))
 
-    bound = load_drafter(Mine(), LoadedTarget(target, None, "target", 1), None)
+    bound = load_drafter(Mine(), LoadedTarget(target, None, "target", 1, Path("target")), None)
     found = run_speculative(target, Speculation(Confidence(), bound, 4, 3, 2), PROMPT, n=30)
     text = [*PROMPT, *found.tokens]
     assert [token for tokens, _ in seen for token in tokens] == text[: sum(len(tokens) for tokens, _ in seen)]
@@ -345,7 +345,7 @@ def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pyt
     assert create_drafter(plugins, "some/where") == Eagle3(Path("some/where"))
     assert create_drafter(plugins, "eagle3:path=mine") == Eagle3(Path("mine"))
     assert create_drafter(plugins, "mtp") == Mtp()
-    assert create_drafter(plugins, "lm:path=a/b") == LanguageModel("a/b")
+    assert create_drafter(plugins, "lm:path=a/b") == LanguageModel(Path("a/b"))
 
 
 @pytest.mark.parametrize(
@@ -356,11 +356,11 @@ def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pyt
         ("ngram:longst=3", "drafter 'ngram' has no parameter 'longst': did you mean 'longest'?"),
         ("ngram:longest=0", "drafter 'ngram': longest must be at least 1, got 0"),
         ("ngram:longest=x", "longest is 'x', expected int"),
-        ("lm", "drafter 'lm' needs path: write lm:path=<str>"),
+        ("lm", "drafter 'lm' needs path: write lm:path=<Path>"),
         ("eagle3", "drafter 'eagle3': no head belongs to this target"),
         ("mtp", "it has no multi-token-prediction layer (no tensor model.layers.3.*)"),
         ("./ngram", "drafter ngram: no config.json; expected an EAGLE-3 head's folder"),
-        ("lm:path=nothing/at/all", "drafter 'lm' nothing/at/all: no such folder"),
+        ("lm:path=nothing/at/all", "drafter nothing/at/all: no such folder"),
     ],
 )
 def test_what_cannot_draft_is_one_line(given: str, said: str, bench: Callable[..., Any]) -> None:

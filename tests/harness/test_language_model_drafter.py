@@ -30,7 +30,9 @@ FAMILIES = ("llama", "qwen3", "gemma", "gpt2", "opt")
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedTarget:
     target = tiny_target(vocab_size=VOCAB, feature_layers=(), max_position_embeddings=CONTEXT)
-    return LoadedTarget(target, tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), VOCAB), "target", 1)
+    return LoadedTarget(
+        target, tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), VOCAB), "target", 1, Path("target")
+    )
 
 
 @pytest.fixture(scope="module")
