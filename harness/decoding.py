@@ -130,7 +130,9 @@ class Speculation:
 
 
 def unique_pairs(routing: Tensor, experts: int) -> int:
-    """Unique (layer, expert) pairs of a routing [L, n, K]."""
+    """Unique (layer, expert) pairs of a routing [L, n, K]; 0 of a dense model's, which has no layers."""
+    if not len(routing):
+        return 0
     sets = ExpertSets.from_topk(routing.cpu().numpy(), experts)
     return int(count_pairs(sets.union()))
 

@@ -3,13 +3,15 @@
 Every MoE family of transformers sends its routed experts through one interface,
 ``forward(experts_module, hidden_states, top_k_index, top_k_weights)``. `install` puts ours there: it notes
 ``top_k_index`` (so the routing is that of exactly this pass, and no router logits are asked for) and hands
-over to `union_experts_forward` on a CPU, or to the library's ``grouped_mm`` on an accelerator.
+over to `union_experts_forward` on a CPU, or to the library's ``grouped_mm`` on an accelerator. What does not go
+through that interface is in `quantized` and `llama4`.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
+from ecospec.harness import llama4, quantized
 from ecospec.predictors.layout import pays, stored_by_input
 
 EXPERTS = "ecospec"
@@ -27,6 +30,7 @@ class RoutingTap:
     """Where the experts modules of one model leave their routing: one [tokens, K] tensor a MoE layer."""
 
     modules: list[nn.Module]
+    names: list[str]
     indices: list[Tensor | None] = field(default_factory=list)
 
     def clear(self) -> None:
@@ -39,48 +43,84 @@ class RoutingTap:
         return any(index is not None for index in self.indices)
 
     def read(self) -> Tensor:
-        """int64 [MoE layers, tokens, K] of the last pass.
+        """int64 [MoE layers, tokens, K] of the last pass; of at least one layer.
 
         Raises:
-            RuntimeError: a MoE layer did not report.
+            UserError: a MoE layer did not report; the text names it.
         """
-        missing = [i for i, index in enumerate(self.indices) if index is None]
+        missing = [name for name, index in zip(self.names, self.indices, strict=True) if index is None]
         if missing:
-            raise RuntimeError(f"no routing was captured for MoE layer(s) {missing}")
+            rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UserError(
+                f"no routing was captured for MoE layer {missing[0]}{rest} of {len(self.names)}: its experts are "
+                "reached some other way, so that the experts of a pass cannot be counted"
+            )
         first = self.indices[0]
         assert first is not None
         return torch.stack([index.to(first.device) for index in self.indices if index is not None])
 
 
+def named_experts(model: nn.Module) -> dict[str, nn.Module]:
+    """The experts modules of a model by name, in layer order: those whose routing can be noted."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if (hasattr(module, "_apply_gate") and hasattr(module, "is_transposed")) or quantized.is_mxfp4(module)
+    }
+
+
 def find_experts(model: nn.Module) -> list[nn.Module]:
-    """The experts modules of a model, in layer order: those that dispatch through the experts interface."""
-    return [m for m in model.modules() if hasattr(m, "_apply_gate") and hasattr(m, "is_transposed")]
+    """The same without names."""
+    return list(named_experts(model).values())
 
 
-def install(model: nn.Module) -> RoutingTap:
-    """Route a model's experts through this file and return the tap.
+_DECLARED = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def declared_experts(config: Any) -> int:
+    """The routed experts of a MoE layer that a config speaks of; 0 for a dense model."""
+    inner = getattr(config, "ffn_config", None)
+    found = [getattr(each, name, None) for each in (config, inner) for name in _DECLARED]
+    return max((value for value in found if isinstance(value, int)), default=0)
+
+
+def _note(module: Any, index: Tensor) -> None:
+    tap, layer = module._ecospec
+    tap.indices[layer] = index
+
+
+def install(model: Any) -> RoutingTap:
+    """Route a model's experts through this file and return the tap, which has no modules where the model is dense.
 
     Raises:
-        UserError: the model has no routed experts that go through the interface.
+        UserError: the model has routed experts whose routing cannot be noted.
     """
-    modules = find_experts(model)
-    if not modules:
+    config = model.config.get_text_config(decoder=True)
+    llama4.adopt(model, config, _dispatch, _note)
+    found = named_experts(model)
+    experts = declared_experts(config)
+    if not found and experts > 1:
         raise UserError(
-            f"{type(model).__name__} has no routed experts behind the transformers experts interface; "
-            "expected a Mixture-of-Experts causal LM"
+            f"{type(model).__name__} has {experts} experts, and not behind the transformers experts interface: the "
+            "experts of a verification step could not be counted"
         )
-    tap = RoutingTap(modules)
-    for layer, module in enumerate(modules):
-        if is_plain_swiglu(module):
-            _lay_out(module)
+    tap = RoutingTap(list(found.values()), list(found))
+    for layer, (name, module) in enumerate(found.items()):
         module._ecospec = (tap, layer)  # type: ignore[assignment]
+        if quantized.is_mxfp4(module):
+            quantized.note_mxfp4(model.get_submodule(name.rpartition(".")[0]), module, partial(_note, module))
+            continue
+        if not quantized.is_fp8(module) and is_plain_swiglu(module):
+            _lay_out(module)
         module.config._experts_implementation = EXPERTS  # type: ignore[union-attr]
     tap.clear()
     return tap
 
 
 def expert_bytes(module: nn.Module) -> int:
-    """Bytes of one routed expert's weights as stored, biases included."""
+    """Bytes of one routed expert's weights as stored, with its scales and biases."""
+    if quantized.is_mxfp4(module):
+        return quantized.mxfp4_bytes(module)
     experts = int(module.num_experts)  # type: ignore[arg-type]
     stored = sum(p.numel() * p.element_size() for p in module.parameters() if p.shape[:1] == (experts,))
     return stored // experts
@@ -159,7 +199,8 @@ def union_experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tenso
     spread = rows.expand(blocks.count, -1, -1)
     products = [torch.bmm(spread[:, start:end], blocks.gate_up[expert]) for expert, start, end in runs]
     projected = torch.cat(products, dim=1).transpose(0, 1).flatten(1)
-    inner = module._apply_gate(projected) * top_k_weights.reshape(-1)[order, None]
+    # Some routers give their weights in float32 whatever the model's dtype is.
+    inner = module._apply_gate(projected) * top_k_weights.reshape(-1)[order, None].to(projected.dtype)
     parted = inner.unflatten(1, (blocks.count, -1)).transpose(0, 1)
     products = [torch.bmm(parted[:, start:end], blocks.down[expert]) for expert, start, end in runs]
     out = torch.cat(products, dim=1).sum(0)
@@ -181,17 +222,25 @@ def _runs(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    tap, layer = module._ecospec
-    tap.indices[layer] = top_k_index
-    if hidden_states.device.type == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
+def _dispatch(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Multiply with the activated experts, each read once."""
+    kind = hidden_states.device.type
+    if kind == "meta":
+        return torch.empty_like(hidden_states)
+    if kind == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
         return union_experts_forward(module, hidden_states, top_k_index, top_k_weights)
     library = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
     result: Tensor = library(module, hidden_states, top_k_index, top_k_weights)
     return result
 
 
+def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    _note(module, top_k_index)
+    return _dispatch(module, hidden_states, top_k_index, top_k_weights)
+
+
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts_forward)
+quantized.register_fp8(EXPERTS, _note)
 
 
 def widen_experts(model: nn.Module, factor: int) -> None:
@@ -217,7 +266,7 @@ def widen_experts(model: nn.Module, factor: int) -> None:
             f"{present / 1e9:,.0f} GB; expected a smaller factor"
         )
     for module in find_experts(model):
-        if not is_plain_swiglu(module):
+        if quantized.is_mxfp4(module) or quantized.is_fp8(module) or not is_plain_swiglu(module):
             raise UserError(f"{type(module).__name__} cannot be widened: expected plain gated experts")
         experts: Any = module
         with torch.no_grad():

@@ -12,6 +12,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
+from ecospec.harness.quantized import unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
@@ -21,12 +22,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target, its tokenizer, and where it came from."""
+    """A target, its tokenizer, and where it came from.
+
+    Attributes:
+        unpacked: the quantisation that the weights have on disk but not in memory, for want of a kernel here.
+    """
 
     target: Target
     tokenizer: Any
     name: str
     widened: int
+    unpacked: str | None = None
 
 
 def load_target(
@@ -45,18 +51,20 @@ def load_target(
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     check_folder("target", name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            ignore_mismatched_sizes=True,  # refused below, with the tensor's name
-            output_loading_info=True,
-        )
+        quantization = getattr(AutoConfig.from_pretrained(name), "quantization_config", None)
+        with whole_blocks():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                name,
+                dtype=dtype,
+                attn_implementation="eager",  # which all have; `Target` puts ours in its place
+                ignore_mismatched_sizes=True,  # refused below, with the tensor's name
+                output_loading_info=True,
+            )
     except UNLOADABLE as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -71,11 +79,17 @@ def load_target(
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
-    return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)
+    unpacked = unpacked_method(quantization, model)
+    return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen, unpacked)
 
 
 def target_view(target: Target, bundle: Path | None = None) -> TargetView:
-    """What predictors may know of a target."""
+    """What predictors may know of a target.
+
+    Raises:
+        UserError: it is dense.
+    """
+    check_experts(target, "a predictor")
     geometry = target.geometry
     return TargetView(
         moe_layers=geometry.moe_layers,
@@ -86,6 +100,22 @@ def target_view(target: Target, bundle: Path | None = None) -> TargetView:
         embedding=target.embedding,
         bundle=bundle,
     )
+
+
+def check_experts(target: Target, what: str) -> None:
+    """Refuse what needs experts where there are none.
+
+    Args:
+        what: begins the message, such as ``policy 'oracle'``.
+
+    Raises:
+        UserError: the target is dense.
+    """
+    if not target.geometry.moe_layers:
+        raise UserError(
+            f"{what} needs a target with experts, and {type(target.model).__name__} is dense; "
+            "expected a Mixture-of-Experts target, or a policy such as confidence, which needs none"
+        )
 
 
 def embedded_folder() -> Path:

@@ -19,6 +19,7 @@ from ecospec.harness.eagle3_loading import load_eagle3
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
+    check_experts,
     embedded_facts,
     embedded_folder,
     load_target,
@@ -214,6 +215,8 @@ def load_speculations(
     methods: dict[str, Speculation] = {}
     for method in method_parts(policies, predictors):
         policy = policies[method.policy]
+        if policy.needs is not ExpertNeed.NONE:
+            check_experts(parts.loaded.target, f"policy {policy.name!r}")
         if method.predictor is None:
             methods[method.label] = Speculation(policy, parts.drafter, *sizes, drafter_name=parts.drafter_name)
             continue

@@ -77,7 +77,7 @@ class MethodRow:
         tokens_per_second: Σ tokens / Σ (prefill + decode seconds).
         decode_tokens_per_second: Σ tokens after the first / Σ decode seconds.
         acceptance_length: α = Σ emitted / Σ steps, tokens per step and prompt; AR's is 1.
-        active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K, but for batches.
+        active_experts: E = Σ expert pairs / Σ steps / MoE layers; AR's is K, but for batches. None of a dense target.
         verified_tokens: Σ selected / Σ steps, root included; per prompt.
         rows_per_step: prompts in a step, on average; 1 without batches. In all but α and verified tokens, a step
             of a batch counts once.

@@ -15,6 +15,7 @@ RUN_KEYS = {
     "exemplars": "exemplars",
     "target": "target",
     "widened": "experts widened by",
+    "unpacked": "quantisation undone on loading",
     "drafter": "drafter",
     "predictor": "predictor",
     "budget": "budget γ",

@@ -10,6 +10,7 @@ from ecospec.harness.report import Lossless, MethodRow, Report
 from ecospec.harness.stats import Ratio
 
 NONE = "–"
+NOT_APPLICABLE = "n/a"
 FEW_PROMPTS = 20
 """Below this number of prompts, a bootstrap over prompts gives intervals that are too narrow."""
 EMBEDDED = "embedded"
@@ -67,6 +68,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
         *_score_notes(report, manifest),
         *_verification_only_notes(report),
         *_interval_notes(report),
+        *_dense_notes(report),
         *_overhead_notes(report),
     ]
 
@@ -112,6 +114,11 @@ def caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield str(manifest["suite_note"])
     if manifest.get("target") == EMBEDDED:
         yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
+    if manifest.get("unpacked"):
+        yield (
+            f"the checkpoint's {manifest['unpacked']} weights are unpacked to {manifest.get('dtype')} in memory, as "
+            "there is no kernel for them here: bytes and times are those of the unpacked ones"
+        )
 
 
 def _lossless_notes(report: Report, dtype: str) -> Iterator[str]:
@@ -185,6 +192,11 @@ def _ratios(row: MethodRow, baseline: str) -> Iterator[tuple[str, Ratio]]:
     for kind, ratio in kinds:
         if ratio is not None:
             yield kind, ratio
+
+
+def _dense_notes(report: Report) -> Iterator[str]:
+    if not report.moe_layers:
+        yield "the target is dense: it has no experts, so that E and the bytes of experts are not applicable"
 
 
 def _overhead_notes(report: Report) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ecospec.harness.records import AR
 from ecospec.harness.report import Lossless, MethodRow, Report
-from ecospec.harness.report_notes import NONE, headline, notes, percent
+from ecospec.harness.report_notes import NONE, NOT_APPLICABLE, headline, notes, percent
 from ecospec.harness.stats import Ratio
 
 SCORE_MEANING = "mean over prompts of the suite's own metric; where the output is lossless, all methods have AR's"
@@ -41,7 +41,7 @@ def table_lines(report: Report) -> list[Line]:
         *_speed_lines(report),
         *_verification_lines(report),
         *_time_lines(),
-        *_byte_lines(),
+        *_byte_lines(report),
         *_lossless_lines(report),
     ]
 
@@ -93,10 +93,10 @@ def _verification_lines(report: Report) -> list[Line]:
         Line("  mean over prompts", lambda r: _number(r.acceptance_length_prompt_mean, 3)),
         Line(
             "active experts E",
-            lambda r: _number(r.active_experts, 3),
+            lambda r: _of_experts(report, _number(r.active_experts, 3)),
             "Σ unique (layer, expert) pairs / Σ steps / MoE layers; AR has K, and more in batches",
         ),
-        Line("  mean over prompts", lambda r: _number(r.active_experts_prompt_mean, 3)),
+        Line("  mean over prompts", lambda r: _of_experts(report, _number(r.active_experts_prompt_mean, 3))),
         Line(
             "verified tokens per step",
             lambda r: _number(r.verified_tokens, 2),
@@ -136,11 +136,16 @@ def _time_lines() -> list[Line]:
     ]
 
 
-def _byte_lines() -> list[Line]:
+def _of_experts(report: Report, cell: str) -> str:
+    """A figure about experts; a dense target has none."""
+    return cell if report.moe_layers else NOT_APPLICABLE
+
+
+def _byte_lines(report: Report) -> list[Line]:
     return [
         Line(
             "expert MB per step",
-            lambda r: _number(r.expert_bytes_per_step, 2, 1e-6),
+            lambda r: _of_experts(report, _number(r.expert_bytes_per_step, 2, 1e-6)),
             "Σ unique pairs / Σ steps · bytes of one expert (MB = 10⁶ bytes)",
         ),
         Line(

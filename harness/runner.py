@@ -193,6 +193,7 @@ class Bench:
             "target": "embedded" if self.config.target is None else self.config.target,
             "drafter": "embedded" if self.config.drafter is None else self.config.drafter,
             "widened": self.loaded.widened,
+            "unpacked": self.loaded.unpacked,
             "source": self.suite.source,
             "exemplars": self.suite.exemplars,
             "chat_template": "off" if self.chat is None else "on",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,13 +19,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.harness.experts import expert_bytes, install
+from ecospec.harness.supported import check_config
 from ecospec.policies import DraftTree
-from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
+from ecospec.predictors.pretrained import UNLOADABLE
+from ecospec.predictors.sight import ATTENTION, Sight, passing
 
 FINAL: Final = "final"
 """In place of a feature layer: the decoder's last state, behind its final norm, which the language-model head reads."""
@@ -61,7 +64,11 @@ class Geometry:
 
 
 class Target:
-    """A transformers MoE causal LM, in evaluation mode, with its experts and attention routed through us."""
+    """A transformers causal LM, in evaluation mode, with its experts and attention routed through us.
+
+    Attributes:
+        windowed: whether some layers see less than the context.
+    """
 
     def __init__(self, model: Any, *, feature_layers: Sequence[int | str] = ()) -> None:
         """Take over ``model``.
@@ -74,33 +81,52 @@ class Target:
             UserError: the model has no such experts, or a feature layer does not exist.
         """
         self.model: Any = model.eval().requires_grad_(False)
-        self.config = self.model.config
-        self.config.output_router_logits = False  # its auxiliary loss does not know a 4-D mask
+        self.config = self.model.config.get_text_config(decoder=True)
+        check_config(type(model).__name__, self.config)
+        self.model.config.output_router_logits = False  # its auxiliary loss does not know a 4-D mask
         self._tap = install(model)
         lay_out_linears(model)
-        if self.config._attn_implementation == "sdpa":
-            self.model.set_attn_implementation(ATTENTION)
-        sliding = getattr(self.config, "sliding_window", None)
-        if sliding and getattr(self.config, "use_sliding_window", True) and sliding < self.context:
-            raise UserError(
-                f"{type(model).__name__} has a sliding window of {sliding} tokens under a context of "
-                f"{self.context}; sliding-window layers are not supported yet"
-            )
-        positions = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None)
-        if "longrope" in str(positions):
-            raise UserError(
-                f"{type(model).__name__} has longrope positions, whose scale depends on the longest row of a pass: "
-                "what a token gives would depend on what it is verified with; they are not supported"
-            )
-        decoder = self.model.get_decoder()
-        self._layers: Any = decoder.layers
+        self.config._attn_implementation = ATTENTION
+        self._layers: Any = decoder_layers(self.model)
         self.feature_layers: tuple[int | str, ...] = ()
         self._features: dict[int | str, Tensor] = {}
         self._features_hooked: set[int | str] = set()
         self.read_features(feature_layers)
         parameters = inspect.signature(self.model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self.geometry = self._measure_geometry()
+        self.windowed = False
+        self.geometry = self._measure_geometry(self._try())
+
+    def _try(self) -> Pass:
+        """A pass over a draft tree, which gives what no config tells: K, whether all layers attend through us with
+        the masks that they are given, and how far each sees.
+
+        Raises:
+            UserError: a layer does not attend so, or the routing of one is not captured.
+        """
+        name = type(self.model).__name__
+        cache = SlotCache(len(self._layers), 5)
+        device = self.device
+        try:
+            with torch.inference_mode(), passing(None) as passed:
+                self.forward(cache, torch.arange(2, device=device), None, None)
+            cache.advance(2)
+            self.windowed = any(span < self.context for span in passed.spans)
+            tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool, device=device)
+            mask = tree_mask(tree, cache.length)
+            with torch.inference_mode(), passing(None) as passed:
+                result = self.forward(cache, torch.zeros(3, dtype=torch.int64, device=device), tree[0] + 2, mask)
+        except UNLOADABLE as error:
+            raise UserError(
+                f"{name}: a pass over a draft tree fails ({one_line(error)}); it is not supported"
+            ) from error
+        came = [brought is mask for _, brought in passed.attended]
+        if came != [True] * len(self._layers):
+            raise UserError(
+                f"{name}: of its {len(self._layers)} layers {sum(came)} attend to a draft tree through the "
+                "transformers attention interface; expected all, with the mask of the tree; it is not supported"
+            )
+        return result
 
     def read_features(self, layers: Sequence[int | str]) -> None:
         """Return the outputs of these decoder layers, or `FINAL`, in this order, as `Pass.features` from now on.
@@ -123,27 +149,25 @@ class Target:
 
         return hook
 
-    def _measure_geometry(self) -> Geometry:
+    def _measure_geometry(self, tried: Pass) -> Geometry:
         modules = self._tap.modules
         routed = sum(p.numel() * p.element_size() for m in modules for p in m.parameters())
+        each = expert_bytes(modules[0]) if modules else 0
         embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings().weight
         total = sum(p.numel() * p.element_size() for p in self.model.parameters())
         always = total - routed
         if head is not embedding:  # of an untied input embedding a step reads a few rows only
             always -= embedding.numel() * embedding.element_size()
-        per_token = getattr(self.config, "num_experts_per_tok", None)
-        if per_token is None:
-            raise UserError(f"{type(self.model).__name__}: the config does not say num_experts_per_tok")
         return Geometry(
             vocab_size=int(head.shape[0]),
             hidden_size=int(self.config.hidden_size),
             layers=len(self._layers),
             moe_layers=len(modules),
-            experts=int(modules[0].num_experts),  # type: ignore[arg-type]
-            top_k=int(per_token),
+            experts=int(modules[0].num_experts) if modules else 0,  # type: ignore[arg-type]
+            top_k=tried.routing.shape[-1],
             context=self.context,
-            expert_bytes=expert_bytes(modules[0]),
+            expert_bytes=each,
             always_read_bytes=always,
         )
 
@@ -177,19 +201,24 @@ class Target:
     ) -> Pass:
         """One pass over ids [n]; keys and values land behind those kept in ``cache``."""
         self._tap.clear()
-        out = self.model(
-            input_ids=ids[None],
-            position_ids=None if positions is None else positions[None],
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=1 if last_logits_only else 0,
-            **{self._cache_argument: cache},
-        )
+        arguments: dict[str, Any] = {self._cache_argument: cache, "attention_mask": mask}
+        seeing: AbstractContextManager[Any] = nullcontext()
+        if mask is not None and self.windowed:  # then the model makes its masks itself, one for each kind of layer
+            arguments["attention_mask"] = None
+            seeing = passing(_sight(cache, mask, positions, len(ids)))
+        with seeing:
+            out = self.model(
+                input_ids=ids[None],
+                position_ids=None if positions is None else positions[None],
+                use_cache=True,
+                logits_to_keep=1 if last_logits_only else 0,
+                **arguments,
+            )
         features = [self._features[i][0] for i in self.feature_layers]
         return Pass(
             logits=out.logits[0].float(),
             features=torch.cat(features, dim=-1) if features else out.logits.new_zeros(ids.shape[0], 0),
-            routing=self._tap.read(),
+            routing=self._tap.read() if self._tap.modules else ids.new_zeros(0, len(ids), 0),
         )
 
     @torch.no_grad()
@@ -203,6 +232,30 @@ class Target:
         features = [self._features[i] for i in self.feature_layers]
         joined = torch.cat(features, dim=-1) if features else out.logits.new_zeros(*ids.shape, 0)
         return out.logits, joined, self._tap.read() if self._tap.reported else None
+
+
+def decoder_layers(model: Any) -> Any:
+    """The decoder layers of a causal LM.
+
+    Raises:
+        UserError: it has none in the usual place.
+    """
+    for owner in (model.get_decoder(), getattr(model, "model", None)):
+        layers = getattr(owner, "layers", None)
+        if layers is not None:
+            return layers
+    raise UserError(f"{type(model).__name__} has no list of decoder layers; it is not supported")
+
+
+def _sight(cache: SlotCache | PackedPass, mask: Tensor, positions: Tensor | None, count: int) -> Sight:
+    """Who sees whom in a pass over ``count`` tokens."""
+    if isinstance(cache, PackedPass):
+        assert positions is not None
+        return Sight(mask, *cache.positions(positions), cache.least)
+    past = torch.arange(cache.length, device=mask.device)
+    if positions is None:
+        positions = torch.arange(cache.length, cache.length + count, device=mask.device)
+    return Sight(mask, positions[None], torch.cat((past, positions))[None], cache.length)
 
 
 class TargetSession:

@@ -15,7 +15,7 @@ from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Stream, decode_ar_batch
-from ecospec.harness.loading import LoadedTarget, target_view
+from ecospec.harness.loading import LoadedTarget, check_experts, target_view
 from ecospec.harness.manifest import checkpoint_hash, prompts_hash
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import check_options, data_of, eos_ids, load_target_of, resolve_device
@@ -80,6 +80,7 @@ class Tracer:
             torch.set_num_threads(config.threads)
         self.config = config
         self.loaded, self.bundle = load_target_of(config, device, dtype)
+        check_experts(self.loaded.target, "a trace")
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
         self.eos = eos_ids(self.loaded.target.model, self.loaded.tokenizer)
         self.chat = chat_of(

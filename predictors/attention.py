@@ -16,19 +16,34 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ecospec.errors import UserError
 from ecospec.predictors.packing import PACKING, Packing
+from ecospec.predictors.sight import ATTENTION as ATTENTION
+from ecospec.predictors.sight import FIRST, note_attention
+from ecospec.predictors.sinks import attention_with_sinks
 
-ATTENTION = "ecospec_sdpa"
-_CHANGING = ("softcap", "s_aux", "position_bias")
+_CHANGING = ("position_bias", "indexer_scores", "alibi")
 """What a model may ask of an attention function that changes its numbers and is not done here."""
+MOST_FOLDED = 64
+"""Longest pass whose mask is folded: it is copied for every head of a group."""
 
 
-def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def grouped_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    *,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Attention with G query heads per key head.
 
     Args:
         query: [B, heads, n, D]. key, value: [B, kv_heads, t, D].
         mask: bool or additive [B or 1, 1, n, t]; None means causal, with the n queries last. The mask of a
-            `PackedPass` says which of B rows each of N queries [1, heads, N, D] belongs to.
+            `PackedPass` says which of B rows each of N queries [1, heads, N, D] belongs to; one that begins at a
+            later key says so, see `sight.FIRST`.
+        sinks, softcap: see `attention_with_sinks`.
 
     Returns:
         As ``query``.
@@ -36,6 +51,17 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     packing: Packing | None = getattr(mask, PACKING, None)
     if packing is not None:
         query = packing.spread(query)
+    first: int = getattr(mask, FIRST, 0)
+    if first:
+        key, value = key[:, :, first:], value[:, :, first:]
+    if sinks is not None or softcap is not None:
+        out = attention_with_sinks(query, key, value, mask, scaling, sinks=sinks, softcap=softcap)
+    else:
+        out = _fused(query, key, value, mask, scaling)
+    return out if packing is None else packing.pack(out)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     batch, heads, n, size = query.shape
     kv_heads, total = key.shape[1], key.shape[2]
     if mask is None and n > 1:
@@ -44,13 +70,16 @@ def grouped_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                 query, key, value, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
             )
         mask = torch.ones(n, total, dtype=torch.bool, device=query.device).tril(total - n)[None, None]
+    if n > MOST_FOLDED:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=heads != kv_heads
+        )
     group = heads // kv_heads
     folded = query.reshape(batch, kv_heads, group * n, size)
     if mask is not None:
         mask = _folded(mask, group, query.dtype)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    out = out.reshape(batch, heads, n, value.shape[-1])
-    return out if packing is None else packing.pack(out)
+    return out.reshape(batch, heads, n, value.shape[-1])
 
 
 def _folded(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
@@ -83,7 +112,10 @@ def _attention_forward(
     for name in _CHANGING:
         if kwargs.get(name) is not None:
             raise UserError(f"{type(module).__name__} asks for attention with {name}, which is not supported")
-    return grouped_sdpa(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+    note_attention(module, attention_mask)
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    out = grouped_sdpa(query, key, value, attention_mask, scaling, sinks=sinks, softcap=softcap)
+    return out.transpose(1, 2).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention_forward)

@@ -160,9 +160,9 @@ class PackedPass(Cache):
             for slot in range(count)
         ]
         facts = torch.tensor(flat, device=device)
-        self._rows, self._columns = facts[:, 0], facts[:, 1]
+        self._rows, self._columns, self._places = facts.unbind(1)
         dense = [place for _, _, place in flat] == list(range(rows * width))
-        packing = Packing(rows, width, None if dense else facts[:, 2])
+        packing = Packing(rows, width, None if dense else self._places)
         first = torch.tensor(starts, device=device)[:, None]
         mask = (torch.arange(self._length, device=device) < first)[:, None].repeat(1, width, 1)
         columns = (first + torch.arange(window, device=device))[:, None].expand(-1, width, -1)
@@ -181,6 +181,20 @@ class PackedPass(Cache):
             half[self._rows, :, self._columns] = states[0].transpose(0, 1)
             views.append(half[: len(self._pool.caches), :, : self._length])
         return views[0], views[1]
+
+    def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Where all stand: the queries [A, n] and the keys [A, t], from the positions [N] of the pass's tokens."""
+        rows, width = self.mask.shape[0], self.mask.shape[2]
+        queries = positions.new_zeros(rows * width)
+        queries[self._places] = positions
+        keys = torch.arange(self._length, device=positions.device).repeat(rows, 1)
+        keys[self._rows, self._columns] = positions
+        return queries.view(rows, width), keys
+
+    @property
+    def least(self) -> int:
+        """Fewest kept tokens of a sequence."""
+        return min(cache.length for cache in self._pool.caches)
 
     # What transformers' mask builders ask of a cache.
 

@@ -29,7 +29,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
     },
 }
-WORKING = ("llama", "qwen3", "mistral", "gemma", "gpt2", "gpt_neox", "opt")
+WORKING = ("llama", "qwen3", "mistral", "gemma", "gpt2", "gpt_neox", "opt", "gemma2", "gpt_oss")
 
 
 def write_backbone(folder: Path, family: str, *, seed: int = 5, positions: int = 96, **changes: Any) -> Path:

@@ -193,12 +193,12 @@ def plain_routing(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 class Letters:
-    """A tokenizer of single characters: token i is the i-th of this alphabet."""
+    """A tokenizer of single characters: token i is the i-th of this alphabet, which begins anew where it ends."""
 
     alphabet = "".join(chr(code) for code in range(48, 48 + VOCAB))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(self.alphabet[token] for token in tokens)
+        return "".join(self.alphabet[token % VOCAB] for token in tokens)
 
 
 def rule_for(

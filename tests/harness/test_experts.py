@@ -106,7 +106,10 @@ def test_experts_are_found_in_layer_order() -> None:
 
 def test_a_layer_that_did_not_report_is_an_error() -> None:
     tap = install(tiny_model())
-    with pytest.raises(RuntimeError, match=r"MoE layer\(s\) \[0, 1, 2\]"):
+    with pytest.raises(UserError, match=r"MoE layer model\.layers\.0\.mlp\.experts and 2 more of 3"):
+        tap.read()
+    tap.indices[0] = tap.indices[2] = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"MoE layer model\.layers\.1\.mlp\.experts of 3"):
         tap.read()
 
 

@@ -93,11 +93,6 @@ def test_a_name_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     assert message == "no such folder; expected a transformers checkpoint folder or a hub name"
 
 
-def test_a_dense_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="LlamaForCausalLM has no routed experts"):
-        load(write_checkpoint(tmp_path / "dense", "llama"))
-
-
 @pytest.mark.parametrize(
     "facts",
     [

@@ -188,8 +188,6 @@ def refusal(folder: Path | str, context: int = CONTEXT) -> str:
     ("family", "changes", "said"),
     [
         ("mistral", {"sliding_window": 16}, "it has a sliding window of 16 tokens under a context of 96"),
-        ("gemma2", {}, "Gemma2Attention asks for attention with softcap, which is not supported"),
-        ("gpt_oss", {}, "GptOssAttention asks for attention with s_aux, which is not supported"),
         ("bloom", {}, "of the 2 layers of bloom 0 attend through the library's attention functions"),
         ("bert", {}, "in bert a token sees those behind it; expected a decoder-only causal LM"),
         ("opt", {"word_embed_proj_dim": 8}, "its embeddings are 8 wide and its states 16; expected one width"),

@@ -1,0 +1,213 @@
+"""Quantised checkpoints: their numbers, the routing of their experts, and the bytes of one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import VOCAB, add_tokenizer, write_family
+from tiny_models import random_tokens
+from tiny_quantized import FP8_BLOCK, fp8_blocks, from_fp8, mxfp4_blocks, write_fp8, write_mxfp4
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+from transformers.integrations.moe import use_experts_implementation
+from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
+
+from ecospec.errors import UserError
+from ecospec.harness.loading import load_target
+from ecospec.harness.quantized import MXFP4_BLOCK, unpack_blocks, unpacked_method, whole_blocks
+from ecospec.harness.target import Target
+
+PROMPT = random_tokens(np.random.default_rng(0), 12, VOCAB)
+
+
+def load(folder: Path) -> Any:
+    with whole_blocks():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def load_target_note(folder: Path) -> str | None:
+    """What a run says about the quantisation of a checkpoint."""
+    add_tokenizer(folder)
+    return load_target(str(folder), dtype=torch.float32, device="cpu").unpacked
+
+
+@pytest.mark.parametrize("shape", [(128, 256), (200, 130), (3, 5), (576, 128)])
+def test_cut_off_blocks_have_the_scale_of_their_place(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape)
+    stored, scales = fp8_blocks(weight)
+    numbers = unpack_blocks(stored, scales, (FP8_BLOCK, FP8_BLOCK))
+    assert torch.equal(numbers, from_fp8(stored, scales))
+    for i, j in ((0, 0), (shape[0] - 1, shape[1] - 1), (shape[0] // 2, shape[1] // 3)):
+        assert numbers[i, j] == stored[i, j].float() * scales[i // FP8_BLOCK, j // FP8_BLOCK]
+    torch.testing.assert_close(numbers, weight, atol=0.3, rtol=0.1)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_fp8_weights_are_unpacked_to_the_numbers_they_stand_for(tmp_path: Path, family: str) -> None:
+    numbers = write_fp8(tmp_path, family)
+    model = load(tmp_path)
+    parameters = dict(model.named_parameters())
+    seen = 0
+    for name, expected in numbers.items():
+        if ".experts." not in name and name in parameters:
+            assert torch.equal(parameters[name], expected), name
+            seen += 1
+    layer = 1
+    experts = model.model.layers[layer].mlp.experts
+    prefix = f"model.layers.{layer}.mlp.experts"
+    for e in range(experts.num_experts):
+        gate, up, down = (numbers[f"{prefix}.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        assert torch.equal(experts.gate_up_proj[e], torch.cat((gate, up)))
+        assert torch.equal(experts.down_proj[e], down)
+    assert seen > 10
+    assert load_target_note(tmp_path) == "fp8"
+    Target(model).new_session(20).prefill(PROMPT)
+
+
+def test_mxfp4_weights_are_unpacked_to_the_numbers_they_stand_for(tmp_path: Path) -> None:
+    numbers = write_mxfp4(tmp_path)
+    model = load(tmp_path)
+    parameters = dict(model.named_parameters())
+    assert set(parameters) == set(numbers)
+    for name, expected in numbers.items():
+        assert torch.equal(parameters[name], expected), name
+    assert load_target_note(tmp_path) == "mxfp4"
+    Target(model).new_session(20).prefill(PROMPT)
+
+
+def test_what_is_not_quantised_is_not_unpacked(tmp_path: Path) -> None:
+    write_family(tmp_path, "qwen3_moe")
+    assert load_target_note(tmp_path) is None
+
+
+def with_fp8_experts(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model with its experts in the library's module for FP8, whose kernel is written out here."""
+
+    def linear(self: Any, states: Tensor, weight: Tensor, scales: Tensor, activation_scale: Any = None) -> Tensor:
+        return F.linear(states, unpack_blocks(weight, scales, self.block_size))
+
+    monkeypatch.setattr(FP8Experts, "linear", linear)
+    kind = use_experts_implementation(
+        experts_class=type("FP8Experts", (FP8Experts,), {}), experts_interface=ALL_FP8_EXPERTS_FUNCTIONS
+    )
+    packed = copy.deepcopy(model)
+    for layer in packed.model.layers:
+        plain = layer.mlp.experts
+        module = kind(plain.config, block_size=(FP8_BLOCK, FP8_BLOCK))
+        for name in ("gate_up_proj", "down_proj"):
+            each = [fp8_blocks(weight) for weight in getattr(plain, name)]
+            stored, scales = (torch.stack(part) for part in zip(*each, strict=True))
+            setattr(module, name, torch.nn.Parameter(stored, requires_grad=False))
+            setattr(module, f"{name}_scale_inv", torch.nn.Parameter(scales, requires_grad=False))
+            getattr(plain, name).data = unpack_blocks(stored, scales, (FP8_BLOCK, FP8_BLOCK))
+        layer.mlp.experts = module
+    return packed
+
+
+def same_passes(one: Target, other: Target) -> None:
+    """Both give the same logits and the same routing, in a prompt and in decoding."""
+    sessions = [target.new_session(30) for target in (one, other)]
+    first, second = (session.prefill(PROMPT) for session in sessions)
+    for token in (None, 7, 9):
+        if token is not None:
+            first, second = (session.decode(token) for session in sessions)
+        torch.testing.assert_close(first.logits, second.logits, atol=1e-4, rtol=0)
+        assert torch.equal(first.routing.sort(-1).values, second.routing.sort(-1).values)
+
+
+def test_experts_that_stay_fp8_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fp8(tmp_path, "qwen3_moe")
+    plain = load(tmp_path)
+    packed = with_fp8_experts(plain, monkeypatch)
+    assert unpacked_method({"quant_method": "any"}, packed) is None
+    target = Target(packed)
+    same_passes(target, Target(plain))
+    assert target.geometry.expert_bytes == 3 * 128 * 128 + 3 * 4  # a byte a weight, a float for each of three blocks
+
+
+class Packed(Mxfp4GptOssExperts):
+    """The library's module for MXFP4, whose kernel is written out here."""
+
+    numbers: dict[str, Tensor]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Any, top_k_weights: Any, **unused: Any) -> Tensor:
+        if not isinstance(top_k_index, Tensor):  # as older versions of the library call it
+            top_k_index, top_k_weights = top_k_index.routing
+        out = torch.zeros_like(hidden_states)
+        for token, (index, weights) in enumerate(zip(top_k_index, top_k_weights, strict=True)):
+            for expert, weight in zip(index.tolist(), weights, strict=True):
+                inner = hidden_states[token] @ self.numbers["gate_up_proj"][expert] + self.gate_up_proj_bias[expert]
+                gate, up = inner[::2].clamp(max=self.limit), inner[1::2].clamp(-self.limit, self.limit)
+                inner = (up + 1) * gate * torch.sigmoid(gate * self.alpha)
+                out[token] += weight * (inner @ self.numbers["down_proj"][expert] + self.down_proj_bias[expert])
+        return out
+
+
+class RoutingData:
+    """What older versions of the library tell MXFP4 experts in place of indices."""
+
+    def __init__(self, *routing: Tensor) -> None:
+        self.routing = routing
+
+
+def old_forward(mlp: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """As older versions of the library put it into a module: routing in another form."""
+    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+    logits, scores, index = mlp.router(flat)
+    return mlp.experts(flat, RoutingData(index, scores), None).view(hidden_states.shape), logits
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_experts_that_stay_mxfp4_are_seen(tmp_path: Path, old: bool) -> None:
+    write_mxfp4(tmp_path)
+    plain = load(tmp_path)
+    packed = copy.deepcopy(plain)
+    for layer in packed.model.layers:
+        module, numbers = Packed(plain.config), layer.mlp.experts
+        module.numbers = {name: getattr(numbers, name).clone() for name in ("gate_up_proj", "down_proj")}
+        for name in ("gate_up_proj", "down_proj"):
+            getattr(module, f"{name}_bias").data = getattr(numbers, f"{name}_bias").data.to(torch.bfloat16).float()
+        layer.mlp.experts = module
+        if old:
+            layer.mlp.forward = MethodType(old_forward, layer.mlp)
+    assert unpacked_method({"quant_method": "any"}, packed) is None
+    target = Target(packed)
+    same_passes(target, Target(plain))
+    weights, biases = 3 * 64 * 32, (2 * 32 + 64) * 4
+    assert target.geometry.expert_bytes == weights // 2 + weights // MXFP4_BLOCK + biases
+
+
+def test_a_layer_whose_routing_is_not_seen_stops_the_run(tmp_path: Path) -> None:
+    """Experts that are told their tokens in no form that is known."""
+    write_mxfp4(tmp_path)
+    plain = load(tmp_path)
+    mlp = plain.model.layers[1].mlp
+    module = Packed(plain.config)
+    module.numbers = {name: getattr(mlp.experts, name).clone() for name in ("gate_up_proj", "down_proj")}
+    mlp.experts = module
+
+    class Other(type(mlp)):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor) -> Any:
+            return old_forward(self, hidden_states)
+
+    mlp.__class__ = Other
+    with pytest.raises(UserError, match=r"no routing was captured for MoE layer model\.layers\.1\.mlp\.experts of 2"):
+        Target(plain)
+
+
+def test_the_packing_of_these_tests_is_that_of_the_format() -> None:
+    """Numbers worked out by hand: code 5 is 3.0, code 9 is −0.5; the exponent 128 doubles."""
+    weight = torch.zeros(1, 1, 32)
+    weight[0, 0, 0], weight[0, 0, 1], weight[0, 0, 2] = 6.0, -1.0, 12.0
+    blocks, exponents = mxfp4_blocks(weight)
+    assert exponents.tolist() == [[[128]]]
+    assert blocks[0, 0, 0, :2].tolist() == [5 + 16 * 9, 7]
