@@ -327,7 +327,12 @@ def test_an_fp8_layer_is_the_transcription_of_its_dequantised_weights(
 
 def test_in_bfloat16_the_router_stays_exact(loaded: LoadedTarget, tmp_path: Path) -> None:
     half = load_target(loaded.name, dtype=torch.bfloat16, device="cpu")
-    head: Any = bound(half).head
+    drafter = bound(half)
+    head: Any = drafter.head
+    prompt = random_tokens(np.random.default_rng(5), 7, tiny.VOCAB)
+    batch = drafter.open([40])
+    batch.start(0, [*prompt, 5], half.target.new_session(40).prefill(prompt).features)
+    assert batch.draft([5], [3], 2)[0].size == 11
     assert head.eh_proj.weight.dtype == torch.bfloat16
     assert head.block.mlp.experts.gate_up_proj.dtype == torch.bfloat16
     assert head.block.mlp.gate.e_score_correction_bias.dtype == torch.float32
