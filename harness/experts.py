@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
+from ecospec.harness.sharding import ExpertShard, expert_count, expert_shard, is_offloaded
 from ecospec.predictors.layout import pays, stored_by_input
 
 EXPERTS = "ecospec"
@@ -28,6 +29,8 @@ class RoutingTap:
 
     modules: list[nn.Module]
     indices: list[Tensor | None] = field(default_factory=list)
+    shard: ExpertShard | None = None
+    """What this process holds of every layer, where the experts are split over several."""
 
     def clear(self) -> None:
         """Forget the last pass."""
@@ -49,7 +52,8 @@ class RoutingTap:
             raise RuntimeError(f"no routing was captured for MoE layer(s) {missing}")
         first = self.indices[0]
         assert first is not None
-        return torch.stack([index.to(first.device) for index in self.indices if index is not None])
+        routing = torch.stack([index.to(first.device) for index in self.indices if index is not None])
+        return routing if self.shard is None else self.shard.whole(routing)
 
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
@@ -69,11 +73,12 @@ def install(model: nn.Module) -> RoutingTap:
             f"{type(model).__name__} has no routed experts behind the transformers experts interface; "
             "expected a Mixture-of-Experts causal LM"
         )
-    tap = RoutingTap(modules)
+    tap = RoutingTap(modules, shard=expert_shard(modules[0]))
     for layer, module in enumerate(modules):
         if is_plain_swiglu(module):
             _lay_out(module)
         module._ecospec = (tap, layer)  # type: ignore[assignment]
+        module._ecospec_offloaded = is_offloaded(module)  # type: ignore[assignment]
         module.config._experts_implementation = EXPERTS  # type: ignore[union-attr]
     tap.clear()
     return tap
@@ -81,7 +86,7 @@ def install(model: nn.Module) -> RoutingTap:
 
 def expert_bytes(module: nn.Module) -> int:
     """Bytes of one routed expert's weights as stored, biases included."""
-    experts = int(module.num_experts)  # type: ignore[arg-type]
+    experts = expert_count(module)
     stored = sum(p.numel() * p.element_size() for p in module.parameters() if p.shape[:1] == (experts,))
     return stored // experts
 
@@ -137,7 +142,8 @@ def _blocks(module: Any) -> _Blocks:
             tuple(down.detach().transpose(1, 2).unflatten(1, (count, -1)).unbind()),
             count,
         )
-        module._ecospec_blocks = blocks
+        if not getattr(module, "_ecospec_offloaded", False):  # whose weights are to be given up after the pass
+            module._ecospec_blocks = blocks
     return blocks
 
 
@@ -184,7 +190,8 @@ def _runs(sorted_ids: list[int]) -> list[tuple[int, int, int]]:
 def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     tap, layer = module._ecospec
     tap.indices[layer] = top_k_index
-    if hidden_states.device.type == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
+    here = tap.shard is None  # else some tokens' experts are elsewhere, which the library knows how to leave out
+    if here and hidden_states.device.type == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
         return union_experts_forward(module, hidden_states, top_k_index, top_k_weights)
     library = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
     result: Tensor = library(module, hidden_states, top_k_index, top_k_weights)

@@ -12,6 +12,7 @@ import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
+from ecospec.harness.placement import Placement
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
@@ -36,11 +37,13 @@ def load_target(
     device: str,
     feature_layers: Sequence[int] = (),
     widen: int = 1,
+    placement: Placement | None = None,
 ) -> LoadedTarget:
     """Load a local checkpoint folder, or a hub name, as a `Target`.
 
     Args:
         widen: factor by which `widen_experts` widens the routed experts.
+        placement: where a large target's weights go, in place of ``device``.
 
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
@@ -56,6 +59,7 @@ def load_target(
             attn_implementation="sdpa",
             ignore_mismatched_sizes=True,  # refused below, with the tensor's name
             output_loading_info=True,
+            **({} if placement is None else placement.arguments()),
         )
     except UNLOADABLE as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -68,7 +72,10 @@ def load_target(
     check_complete("target", name, report)
     widen_experts(model, widen)
     try:
-        model.to(device)
+        if placement is None:
+            model.to(device)
+        else:
+            placement.check(name, model)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     return LoadedTarget(Target(model, feature_layers=feature_layers), tokenizer, name, widen)

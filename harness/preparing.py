@@ -22,7 +22,9 @@ from ecospec.harness.loading import (
     load_target,
     target_view,
 )
+from ecospec.harness.placement import own_device, placement_of
 from ecospec.harness.plugins import Plugins
+from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.target import Target
 from ecospec.policies import ExpertNeed, Policy, spec_of
@@ -96,6 +98,7 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
         if drafter and config.drafter is None:
             raise UserError("--target without --drafter: expected the folder of an EAGLE-3 head for that target")
         check_folder("target", config.target)
+    placement_of(config)
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
     if not config.policy:
@@ -132,6 +135,8 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     """The device and dtype that ``auto`` stands for."""
     cuda = torch.cuda.is_available()
     device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
+    if process_count() > 1:
+        device = own_device(config.device)
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -151,7 +156,7 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
     bundle = embedded_folder() if config.target is None else None
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     name = str(bundle / "target") if bundle else str(config.target)
-    return load_target(name, dtype=dtype, device=device, widen=widen), bundle
+    return load_target(name, dtype=dtype, device=device, widen=widen, placement=placement_of(config)), bundle
 
 
 def drafter_folder(config: RunConfig) -> Path:
@@ -201,7 +206,7 @@ def load_parts(config: RunConfig, device: str, dtype: torch.dtype) -> Parts:
     loaded, bundle = load_target_of(config, device, dtype)
     drafter = drafter_folder(config)
     head = load_head(drafter, loaded.target)
-    return Parts(loaded, place(head, device, dtype), bundle)
+    return Parts(loaded, place(head, loaded.target.device, dtype), bundle)
 
 
 def load_speculations(

@@ -19,12 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from ecospec.errors import UserError
+from ecospec.harness.distributed import lockstep_of
 from ecospec.harness.experts import expert_bytes, install
+from ecospec.harness.sharding import expert_count, is_spread, stored_bytes, whole_embedding
 from ecospec.policies import DraftTree
 from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
+from ecospec.predictors.pass_mask import PassMask
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,16 @@ class Target:
                 f"{type(model).__name__} has longrope positions, whose scale depends on the longest row of a pass: "
                 "what a token gives would depend on what it is verified with; they are not supported"
             )
+        self._embedding = whole_embedding(model)
+        self._spread = is_spread(model)
+        self._lockstep = lockstep_of(model)
         decoder = self.model.get_decoder()
         self._layers: Any = decoder.layers
         self.feature_layers: tuple[int, ...] = ()
         self._features: dict[int, Tensor] = {}
         self._features_hooked: set[int] = set()
         self.read_features(feature_layers)
-        parameters = inspect.signature(self.model.forward).parameters
+        parameters = inspect.signature(type(self.model).forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.geometry = self._measure_geometry()
 
@@ -122,12 +128,9 @@ class Target:
     def _measure_geometry(self) -> Geometry:
         modules = self._tap.modules
         routed = sum(p.numel() * p.element_size() for m in modules for p in m.parameters())
-        embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings().weight
-        total = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        always = total - routed
-        if head is not embedding:  # of an untied input embedding a step reads a few rows only
-            always -= embedding.numel() * embedding.element_size()
+        total, untied = stored_bytes(self.model)
+        always = total - routed - untied  # of an untied input embedding a step reads a few rows only
         per_token = getattr(self.config, "num_experts_per_tok", None)
         if per_token is None:
             raise UserError(f"{type(self.model).__name__}: the config does not say num_experts_per_tok")
@@ -136,7 +139,7 @@ class Target:
             hidden_size=int(self.config.hidden_size),
             layers=len(self._layers),
             moe_layers=len(modules),
-            experts=int(modules[0].num_experts),  # type: ignore[arg-type]
+            experts=expert_count(modules[0]),
             top_k=int(per_token),
             context=self.context,
             expert_bytes=expert_bytes(modules[0]),
@@ -151,12 +154,13 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
-        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+        return self.embedding.device
 
     @property
     def embedding(self) -> Tensor:
-        """The input embedding [V, Ht]."""
-        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+        """The input embedding [V, Ht], whole and where token ids go."""
+        own: Tensor = self.model.get_input_embeddings().weight
+        return own if self._embedding is None else self._embedding
 
     def new_session(self, capacity: int) -> TargetSession:
         """KV memory for one request of at most ``capacity`` tokens."""
@@ -173,6 +177,10 @@ class Target:
     ) -> Pass:
         """One pass over ids [n]; keys and values land behind those kept in ``cache``."""
         self._tap.clear()
+        if self._lockstep is not None:
+            self._lockstep.check(ids, positions, mask)
+        if self._spread and mask is not None:
+            mask = PassMask.of(mask)
         out = self.model(
             input_ids=ids[None],
             position_ids=None if positions is None else positions[None],
@@ -181,9 +189,9 @@ class Target:
             logits_to_keep=1 if last_logits_only else 0,
             **{self._cache_argument: cache},
         )
-        features = [self._features[i][0] for i in self.feature_layers]
+        features = [self._features[i][0].to(ids.device) for i in self.feature_layers]
         return Pass(
-            logits=out.logits[0].float(),
+            logits=out.logits[0].to(ids.device).float(),
             features=torch.cat(features, dim=-1) if features else out.logits.new_zeros(ids.shape[0], 0),
             routing=self._tap.read(),
         )
