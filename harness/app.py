@@ -43,7 +43,11 @@ def quieten() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for library in ("datasets", "huggingface_hub"):  # the latter reports every retry of an unreachable hub
+    for library in (
+        "accelerate",
+        "datasets",
+        "huggingface_hub",
+    ):  # the latter reports every retry of an unreachable hub
         logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # Under autocast a norm's weight stays float32 beside bfloat16 activations, which is what is wanted.

@@ -13,8 +13,10 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,9 +30,12 @@ from torch import Tensor
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.processes import local_rank, process_count, process_rank
+from ecospec.harness.sharding import is_split
 
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others; loading a large checkpoint can part them by minutes."""
+RANK_0_FIRST = 1.0
+"""Seconds that the others leave rank 0 to say what is wrong, when it is wrong for all."""
 EXIT_USER, EXIT_BUG = 2, 1
 _FAILED = "ecospec/failed"
 _control: Any = None
@@ -50,6 +55,7 @@ def together(answer: Callable[[], tuple[int, str]]) -> NoReturn:
     if process_rank() > 0:
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the process ends
     _folder = Path(tempfile.mkdtemp(prefix="ecospec-"))
+    signal.signal(signal.SIGTERM, _stopped)
     store = None
     try:
         store = _join()
@@ -62,6 +68,8 @@ def together(answer: Callable[[], tuple[int, str]]) -> NoReturn:
     finally:
         shutil.rmtree(_folder, ignore_errors=True)
     if line:
+        if process_rank() > 0:
+            time.sleep(RANK_0_FIRST)  # what all are told is said by rank 0
         # Where one process fails, those that wait for it fail after it: the first tells.
         try:
             first = store is None or store.add(_FAILED, 1) == 1
@@ -78,6 +86,13 @@ def together(answer: Callable[[], tuple[int, str]]) -> NoReturn:
         _end(code or EXIT_BUG)
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _stopped(number: int, frame: object) -> None:
+    """The launcher ends the other processes when one has failed."""
+    if _folder is not None:
+        shutil.rmtree(_folder, ignore_errors=True)
+    _end(128 + number)
 
 
 def _end(code: int) -> NoReturn:
@@ -102,6 +117,11 @@ def _join() -> Any:
     global _control
     if not dist.is_available():
         raise UserError("several processes: this torch is built without torch.distributed")
+    if "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            f"WORLD_SIZE={process_count()} in the environment and no MASTER_ADDR: expected "
+            "torchrun --nproc-per-node N -m ecospec.harness, or no WORLD_SIZE"
+        )
     store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
     spoken = dist.PrefixStore("ecospec-group", store)
     if torch.cuda.is_available():
@@ -146,8 +166,7 @@ class Lockstep:
 
 def lockstep_of(model: Any) -> Lockstep | None:
     """The comparison that passes of this model need; None for a model of one process."""
-    split = any(hasattr(parameter, "placements") for parameter in model.parameters())
-    if not split:
+    if not is_split(model):
         return None
     return Lockstep(dist.group.WORLD if _control is None else _control)
 

@@ -62,6 +62,8 @@ def load_target(
             **({} if placement is None else placement.arguments()),
         )
     except UNLOADABLE as error:
+        if placement is not None and "offload_folder" in str(error):  # which the library asks for
+            raise placement.too_small(name) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "

@@ -20,6 +20,7 @@ import torch
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.processes import local_rank, process_count
+from ecospec.harness.sharding import is_split
 
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 TENSOR, EXPERT = PARALLEL = ("tensor", "expert")
@@ -61,15 +62,17 @@ class Placement:
         Raises:
             UserError: weights on a disk without a folder to put them into; no weight is split over the processes.
         """
-        if self.parallel is not None:
-            if not any(hasattr(parameter, "placements") for parameter in model.parameters()):
-                raise UserError(f"target {name}: {type(model).__name__} is not split by --parallel {self.parallel}")
-            return
+        if self.parallel is not None and not is_split(model):
+            raise UserError(f"target {name}: {type(model).__name__} is not split by --parallel {self.parallel}")
         if "disk" in self.layers(model) and self.offload_folder is None:
-            raise UserError(
-                f"target {name}: does not fit into the memories that --device-map may use; expected more in "
-                "--max-memory, a smaller --dtype, or --offload-folder for what is to stay on the disk"
-            )
+            raise self.too_small(name)
+
+    def too_small(self, name: str) -> UserError:
+        """What to say where the memories that may be used do not hold the target."""
+        return UserError(
+            f"target {name}: does not fit into the memories that --device-map may use; expected more in "
+            "--max-memory, a smaller --dtype, or --offload-folder for what is to stay on the disk"
+        )
 
     @staticmethod
     def layers(model: Any) -> dict[str, int]:
