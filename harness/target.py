@@ -27,7 +27,7 @@ from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
-from ecospec.predictors.pass_mask import PassMask
+from ecospec.predictors.pass_mask import for_several_devices
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Target:
         if self._lockstep is not None:
             self._lockstep.check(ids, positions, mask)
         if self._spread and mask is not None:
-            mask = PassMask.of(mask)
+            mask = for_several_devices(mask)
         out = self.model(
             input_ids=ids[None],
             position_ids=None if positions is None else positions[None],

@@ -1,11 +1,12 @@
 """An attention mask for a model whose layers lie on several devices.
 
-Layers on another device are handed ``mask.to(device)``, each anew, and a plain tensor loses on the way what was
-hung on it: whose tokens are whose (`Packing`), and what a layer before has made of it.
+Layers on another device are handed ``mask.to(device)``, each anew, and a tensor loses on the way what was hung on it:
+whose tokens are whose (`Packing`), and what a layer before has made of it.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -14,33 +15,30 @@ from torch import Tensor
 from ecospec.predictors.packing import PACKING, Packing
 
 
-class PassMask(Tensor):
-    """A mask that is copied to each device once, with its `Packing`; all layers there get the same object."""
+def for_several_devices(mask: Tensor) -> Tensor:
+    """Let ``mask`` [.., n, t] be copied to each device once, with its `Packing`: all layers there get the same object.
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # results are plain tensors
-    _copies: dict[torch.device, PassMask]
+    The mask itself is returned; its ``to`` is its own from now on.
+    """
+    copies: dict[torch.device, Tensor] = {}
+    itself = weakref.ref(mask)  # a mask that held itself would stay on its device until the garbage collector comes
 
-    @staticmethod
-    def of(mask: Tensor) -> PassMask:
-        """``mask`` [.., n, t], which may carry a `Packing`, as one that stays itself on every device."""
-        whole = mask.as_subclass(PassMask)
-        whole._copies = {mask.device: whole}
-        packing: Packing | None = getattr(mask, PACKING, None)
-        if packing is not None:
-            setattr(whole, PACKING, packing)
-        return whole
-
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As of any tensor; to a device alone, the copy that is there already."""
+    def to(*args: Any, **kwargs: Any) -> Tensor:
+        """As of any tensor; to another device alone, the copy that is there already."""
+        own = itself()
+        assert own is not None
         device = args[0] if args else kwargs.get("device")
-        if len(args) > 1 or isinstance(device, Tensor | torch.dtype) or device is None or "dtype" in kwargs:
-            return super().to(*args, **kwargs)
+        if len(args) != 1 or not isinstance(device, str | int | torch.device) or "dtype" in kwargs:
+            return Tensor.to(own, *args, **kwargs)
         place = torch.empty(0, device=device).device  # "cuda" means the current one
-        if place not in self._copies:
-            copy = super().to(place).as_subclass(PassMask)
-            copy._copies = self._copies
-            packing: Packing | None = getattr(self, PACKING, None)
+        if place == own.device:
+            return own
+        if place not in copies:
+            copies[place] = Tensor.to(own, place)
+            packing: Packing | None = getattr(own, PACKING, None)
             if packing is not None:
-                setattr(copy, PACKING, packing.to(place))
-            self._copies[place] = copy
-        return self._copies[place]
+                setattr(copies[place], PACKING, packing.to(place))
+        return copies[place]
+
+    mask.to = to  # type: ignore[method-assign]
+    return mask
