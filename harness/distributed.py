@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
@@ -122,15 +123,14 @@ def _join() -> Any:
             f"WORLD_SIZE={process_count()} in the environment and no MASTER_ADDR: expected "
             "torchrun --nproc-per-node N -m ecospec.harness, or no WORLD_SIZE"
         )
-    store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
-    spoken = dist.PrefixStore("ecospec-group", store)
+    store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
     if torch.cuda.is_available():
         device = torch.device("cuda", min(local_rank(), torch.cuda.device_count() - 1))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", store=spoken, rank=rank, world_size=count, timeout=PATIENCE, device_id=device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=count, timeout=PATIENCE, device_id=device)
         _control = dist.new_group(backend="gloo", timeout=PATIENCE)
     else:
-        dist.init_process_group("gloo", store=spoken, rank=rank, world_size=count, timeout=PATIENCE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
         _control = dist.group.WORLD
     return store
 
