@@ -40,6 +40,7 @@ from ecospec.harness.preparing import (
     load_speculations,
     resolve_device,
 )
+from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.stopping import StopRule, token_limit
 
@@ -94,6 +95,8 @@ class EcospecLM(TemplateLM):
             batch_size=_value("batch_size", batch_size),
             **given,
         )
+        if process_count() > 1:
+            raise UserError(f"EcospecLM in {process_count()} processes: expected one process")
         check_options(self.config)
         plugins = load_plugins()
         policies = create_policies(plugins, self.config.policy)
@@ -298,6 +301,9 @@ OPTIONS = (
     "widen",
     "dtype",
     "device",
+    "device_map",
+    "max_memory",
+    "offload_folder",
     "threads",
     "seed",
 )
@@ -312,7 +318,7 @@ def _value(name: str, value: Any) -> Any:
     """
     if name == "predictor":
         return (str(value),)
-    if name in ("target", "drafter", "dtype", "device"):
+    if name in ("target", "drafter", "dtype", "device", "device_map", "max_memory", "offload_folder"):
         return str(value)
     try:
         return int(value) if isinstance(value, str) else operator.index(value)

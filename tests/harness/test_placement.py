@@ -16,6 +16,8 @@ from tiny_decoding import PROMPT, decoded, load, write_model
 from tiny_models import random_tree, run_ar, tiny_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -122,6 +124,16 @@ def test_the_bench_says_where_the_layers_were(bench: Callable[..., Any], tmp_pat
 # refuses one whose operands are on different devices as a real one would.
 
 
+class OneDeviceIndexing(TorchDispatchMode):
+    """Refuses an index on another device than what it is into, which is let through where nothing is computed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_):
+            found = {part.device for part in tree_leaves(args) if isinstance(part, Tensor)}
+            assert len(found) == 1, f"{func}: {found}"
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not hasattr(torch, "second"):
@@ -130,7 +142,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "grouped_mm", lambda module, states, index, weights: states + 0)
     for name in ("tensor", "as_tensor", "from_numpy"):  # else small ones are kept as constants, and computed with
         monkeypatch.setattr(torch, name, without_values)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), OneDeviceIndexing():
         yield
 
 
