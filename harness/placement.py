@@ -60,10 +60,17 @@ class Placement:
         """Refuse a model that has come out otherwise than it was asked for.
 
         Raises:
-            UserError: weights on a disk without a folder to put them into; no weight is split over the processes.
+            UserError: weights on a disk without a folder to put them into; no weight is split over the processes, or
+                heads are cut in two.
         """
         if self.parallel is not None and not is_split(model):
             raise UserError(f"target {name}: {type(model).__name__} is not split by --parallel {self.parallel}")
+        heads, count = getattr(model.config, "num_key_value_heads", None), process_count()
+        if self.parallel is not None and heads and heads % count and _splits_keys(model):
+            raise UserError(
+                f"target {name}: {heads} key-value heads in {count} processes; expected a number of processes that "
+                f"divides {heads}"
+            )
         if "disk" in self.layers(model) and self.offload_folder is None:
             raise self.too_small(name)
 
@@ -91,6 +98,11 @@ def _distributed_config(parallel: str) -> Any:
         # The experts by number, all else by the tensor-parallel plan: an empty one is refused.
         return DistributedConfig(tp_size=count, tp_plan="auto", ep_size=count)
     return DistributedConfig(tp_size=count, enable_expert_parallel=True)  # before transformers 5.18: all else whole
+
+
+def _splits_keys(model: Any) -> bool:
+    """Whether each process has the keys of some heads only."""
+    return any(name.endswith("k_proj.weight") and hasattr(p, "placements") for name, p in model.named_parameters())
 
 
 def placement_of(config: RunConfig) -> Placement | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,25 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         with pytest.raises(UserError, match=said):
             placement.own_device(asked)
+
+
+@pytest.mark.parametrize(("heads", "split", "fits"), [(4, True, True), (3, True, False), (3, False, True)])
+def test_a_head_is_not_cut_in_two(monkeypatch: pytest.MonkeyPatch, heads: int, split: bool, fits: bool) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    class Model(torch.nn.Module):
+        config = SimpleNamespace(num_key_value_heads=heads)
+
+    model = Model()
+    model.k_proj, model.experts = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    for part in (model.k_proj, model.experts) if split else (model.experts,):
+        part.weight.placements = ("a part",)  # as a tensor has of which each process holds a part
+    asked = placement.Placement(parallel="tensor")
+    if fits:
+        asked.check("t", model)
+        return
+    with pytest.raises(UserError, match="3 key-value heads in 2 processes; expected"):
+        asked.check("t", model)
 
 
 def test_a_launcher_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any]) -> None:
