@@ -43,7 +43,11 @@ def quieten() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for library in ("datasets", "huggingface_hub"):  # the latter reports every retry of an unreachable hub
+    for library in (
+        "accelerate",
+        "datasets",
+        "huggingface_hub",
+    ):  # the latter reports every retry of an unreachable hub
         logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     # Under autocast a norm's weight stays float32 beside bfloat16 activations, which is what is wanted.
@@ -64,10 +68,12 @@ class Outcome:
 def run_command(config: RunConfig, batch_sizes: Sequence[int] = (1,)) -> int:
     """Run the bench over one suite or several, at one batch size or several; returns the exit code."""
     quieten()
+    from ecospec.harness.distributed import own_output
     from ecospec.harness.plugins import load_plugins
     from ecospec.harness.several import planned, suites_asked
     from ecospec.suites import SUITES
 
+    config = own_output(config)
     names = suites_asked(config.suite, SUITES)
     with as_user_errors(config):
         if len(names) == len(batch_sizes) == 1:
@@ -141,12 +147,14 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
         go_on: the options with which an interrupted command goes on; by default those for this one run.
         show: whether the report is printed too.
     """
+    from ecospec.harness.distributed import share_records
     from ecospec.harness.report import MethodInfo, report_json, summarise
     from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
-    from ecospec.harness.run_folder import discard_empty, open_folder
+    from ecospec.harness.run_folder import RECORDS, discard_empty, open_folder
 
     folder, manifest = open_folder(config, bench.facts())
+    share_records(folder / RECORDS)
     names = ", ".join(method.label for method in bench.methods)
     together = f" in batches of {config.batch_size}" if config.batch_size > 1 else ""
     problems = f"{len(bench.requests)} problem{'s' if len(bench.requests) != 1 else ''}"

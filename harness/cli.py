@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -17,6 +17,7 @@ from ecospec.errors import UserError
 from ecospec.harness.cli_options import DOCTOR_OPTIONS, RUN_OPTIONS, option, run_options, sweep_options, train_options
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
+from ecospec.harness.processes import process_count
 
 EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -44,6 +45,8 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
       ecospec-bench plugins
     """
     if ctx.invoked_subcommand is not None:
+        if process_count() > 1:
+            raise UserError(f"{ctx.invoked_subcommand} in {process_count()} processes: expected one process")
         return
     if options["suite"] is None:
         if len(sys.argv) <= 1:
@@ -300,18 +303,32 @@ def card(ctx: click.Context, folder: Path | None) -> None:
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2; a bug keeps its traceback."""
     try:
-        sys.exit(cli.main(standalone_mode=False, prog_name="ecospec-bench"))
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("ecospec-bench: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except click.ClickException as error:
-        _fail(error.format_message(), EXIT_USER)
+        several = process_count() > 1
     except UserError as error:
-        _fail(str(error), EXIT_USER)
+        _end(EXIT_USER, f"error: {error}")
+    if several:
+        from ecospec.harness.distributed import together
+
+        together(_answer)
+    _end(*_answer())
 
 
-def _fail(message: str, code: int) -> None:
-    click.echo(f"ecospec-bench: error: {' '.join(message.split())}", err=True)
+def _answer() -> tuple[int, str]:
+    """Run the command: its exit code, and what is to be said of a user's mistake."""
+    try:
+        code = cli.main(standalone_mode=False, prog_name="ecospec-bench")
+        return code if isinstance(code, int) else 0, ""
+    except click.exceptions.Exit as error:
+        return error.exit_code, ""
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    except click.ClickException as error:
+        return EXIT_USER, f"error: {error.format_message()}"
+    except UserError as error:
+        return EXIT_USER, f"error: {error}"
+
+
+def _end(code: int, line: str) -> NoReturn:
+    if line:
+        click.echo(f"ecospec-bench: {' '.join(line.split())}", err=True)
     sys.exit(code)

@@ -32,6 +32,8 @@ class RunConfig:
         widen: widening factor of the routed experts; None for what the embedded model asks for, else 1.
         device, dtype: ``auto`` means CUDA and bfloat16 where there is a GPU, else CPU and float32; the
             embedded model is always float32.
+        device_map, max_memory, offload_folder: how a large target is spread over devices; see `placement_of`.
+        parallel: tensor or expert, how a target is split over the processes of a launcher; None for tensor.
         run_code: whether code that the model wrote may run on this machine, to be scored.
         output: the run folder; None for a new one under ``runs/``.
     """
@@ -63,6 +65,10 @@ class RunConfig:
     widen: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    device_map: str | None = None
+    max_memory: str | None = None
+    offload_folder: str | None = None
+    parallel: str | None = None
     threads: int | None = None
     check: str = "all"
     run_code: bool = False

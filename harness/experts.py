@@ -20,6 +20,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ecospec.errors import UserError
 from ecospec.harness import llama4, quantized
+from ecospec.harness.sharding import ExpertShard, expert_count, expert_shard, is_offloaded
 from ecospec.predictors.layout import pays, stored_by_input
 
 EXPERTS = "ecospec"
@@ -32,6 +33,8 @@ class RoutingTap:
     modules: list[nn.Module]
     names: list[str]
     indices: list[Tensor | None] = field(default_factory=list)
+    shard: ExpertShard | None = None
+    """What this process holds of every layer, where the experts are split over several."""
 
     def clear(self) -> None:
         """Forget the last pass."""
@@ -57,7 +60,8 @@ class RoutingTap:
             )
         first = self.indices[0]
         assert first is not None
-        return torch.stack([index.to(first.device) for index in self.indices if index is not None])
+        routing = torch.stack([index.to(first.device) for index in self.indices if index is not None])
+        return routing if self.shard is None else self.shard.whole(routing)
 
 
 def named_experts(model: nn.Module) -> dict[str, nn.Module]:
@@ -104,9 +108,11 @@ def install(model: Any) -> RoutingTap:
             f"{type(model).__name__} has {experts} experts, and not behind the transformers experts interface: the "
             "experts of a verification step could not be counted"
         )
-    tap = RoutingTap(list(found.values()), list(found))
+    modules = list(found.values())
+    tap = RoutingTap(modules, list(found), shard=expert_shard(modules[0]) if modules else None)
     for layer, (name, module) in enumerate(found.items()):
         module._ecospec = (tap, layer)  # type: ignore[assignment]
+        module._ecospec_offloaded = is_offloaded(module)  # type: ignore[assignment]
         if quantized.is_mxfp4(module):
             quantized.note_mxfp4(model.get_submodule(name.rpartition(".")[0]), module, partial(_note, module))
             continue
@@ -121,7 +127,7 @@ def expert_bytes(module: nn.Module) -> int:
     """Bytes of one routed expert's weights as stored, with its scales and biases."""
     if quantized.is_mxfp4(module):
         return quantized.mxfp4_bytes(module)
-    experts = int(module.num_experts)  # type: ignore[arg-type]
+    experts = expert_count(module)
     stored = sum(p.numel() * p.element_size() for p in module.parameters() if p.shape[:1] == (experts,))
     return stored // experts
 
@@ -177,7 +183,8 @@ def _blocks(module: Any) -> _Blocks:
             tuple(down.detach().transpose(1, 2).unflatten(1, (count, -1)).unbind()),
             count,
         )
-        module._ecospec_blocks = blocks
+        if not getattr(module, "_ecospec_offloaded", False):  # whose weights are to be given up after the pass
+            module._ecospec_blocks = blocks
     return blocks
 
 
@@ -227,7 +234,8 @@ def _dispatch(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     kind = hidden_states.device.type
     if kind == "meta":
         return torch.empty_like(hidden_states)
-    if kind == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
+    here = module._ecospec[0].shard is None  # else some experts are elsewhere, which the library knows how to leave out
+    if here and kind == "cpu" and is_plain_swiglu(module) and not torch.is_grad_enabled():
         return union_experts_forward(module, hidden_states, top_k_index, top_k_weights)
     library = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
     result: Tensor = library(module, hidden_states, top_k_index, top_k_weights)

@@ -41,6 +41,7 @@ from ecospec.harness.preparing import (
     load_speculations,
     resolve_device,
 )
+from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.stopping import StopRule, token_limit
 
@@ -96,6 +97,8 @@ class EcospecLM(TemplateLM):
             batch_size=_value("batch_size", batch_size),
             **given,
         )
+        if process_count() > 1:
+            raise UserError(f"EcospecLM in {process_count()} processes: expected one process")
         check_options(self.config)
         plugins = load_plugins()
         policies = create_policies(plugins, self.config.policy)
@@ -301,6 +304,9 @@ OPTIONS = (
     "widen",
     "dtype",
     "device",
+    "device_map",
+    "max_memory",
+    "offload_folder",
     "threads",
     "seed",
     "target_revision",
@@ -318,7 +324,8 @@ def _value(name: str, value: Any) -> Any:
     """
     if name == "predictor":
         return (str(value),)
-    if name in ("target", "target_revision", "drafter", "drafter_revision", "dtype", "device"):
+    texts = ("target", "target_revision", "drafter", "drafter_revision", "dtype", "device")
+    if name in (*texts, "device_map", "max_memory", "offload_folder"):
         return str(value)
     if name == "trust_remote_code":
         if str(value).lower() not in ("true", "false"):

@@ -13,6 +13,7 @@ import torch
 from ecospec.errors import UserError
 from ecospec.harness.experts import widen_experts
 from ecospec.harness.hub import find_checkpoint
+from ecospec.harness.placement import Placement
 from ecospec.harness.quantized import unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
@@ -50,6 +51,7 @@ def load_target(
     widen: int = 1,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    placement: Placement | None = None,
 ) -> LoadedTarget:
     """Load a local checkpoint folder, or a hub name, as a `Target`.
 
@@ -57,6 +59,7 @@ def load_target(
         widen: factor by which `widen_experts` widens the routed experts.
         revision: of a hub name: branch, tag or commit; None for the newest.
         trust_remote_code: whether Python files of the checkpoint's may run.
+        placement: where a large target's weights go, in place of ``device``.
 
     Raises:
         UserError: nothing there, not a causal LM, or no Mixture of Experts.
@@ -77,8 +80,11 @@ def load_target(
                 attn_implementation="eager",  # which all have; `Target` puts ours in its place
                 ignore_mismatched_sizes=True,  # refused below, with the tensor's name
                 output_loading_info=True,
+                **({} if placement is None else placement.arguments()),
             )
     except UNLOADABLE as error:
+        if placement is not None and "offload_folder" in str(error):  # which the library asks for
+            raise placement.too_small(name) from error
         if "trust_remote_code" in str(error):
             raise needs_code("target", name) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -91,7 +97,10 @@ def load_target(
     check_complete("target", name, report)
     widen_experts(model, widen)
     try:
-        model.to(device)
+        if placement is None:
+            model.to(device)
+        else:
+            placement.check(name, model)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     unpacked = unpacked_method(quantization, model)

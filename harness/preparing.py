@@ -25,7 +25,9 @@ from ecospec.harness.loading import (
     load_target,
     target_view,
 )
+from ecospec.harness.placement import own_device, placement_of
 from ecospec.harness.plugins import Plugins
+from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.target import Target
 from ecospec.policies import ExpertNeed, Policy, spec_of
@@ -106,6 +108,7 @@ def check_options(config: RunConfig, *, drafter: bool = True) -> None:
                 "lm:path=FOLDER or ngram"
             )
         check_folder("target", config.target)
+    placement_of(config)
     if config.check not in CHECKS:
         raise UserError(f"--check {config.check}: expected one of {', '.join(CHECKS)}")
     if not config.policy:
@@ -142,6 +145,8 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     """The device and dtype that ``auto`` stands for."""
     cuda = torch.cuda.is_available()
     device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
+    if process_count() > 1:
+        device = own_device(config.device)
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -168,6 +173,7 @@ def load_target_of(config: RunConfig, device: str, dtype: torch.dtype) -> tuple[
         widen=widen,
         revision=config.target_revision,
         trust_remote_code=config.trust_remote_code,
+        placement=placement_of(config),
     )
     return loaded, bundle
 

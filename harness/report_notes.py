@@ -35,6 +35,8 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
         _predictors(report, manifest),
         str(manifest.get("dtype") or ""),
         str(manifest.get("device") or ""),
+        f"spread by --device-map {manifest['device_map']}" if manifest.get("device_map") else "",
+        f"{manifest['processes']} processes, split by {manifest.get('parallel')}" if manifest.get("processes") else "",
         f"{threads} thread{'s' if threads != 1 else ''}" if threads else "",
     ]
     return " · ".join(part for part in parts if part)

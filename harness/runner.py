@@ -15,9 +15,11 @@ from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
+from ecospec.harness.distributed import summed
 from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
 from ecospec.harness.manifest import checkpoint_hash, device_facts, folder_hash, prompts_hash
+from ecospec.harness.placement import TENSOR, Placement
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import (
     Parts,
@@ -31,6 +33,7 @@ from ecospec.harness.preparing import (
     method_parts,
     resolve_device,
 )
+from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR, PromptRecord, append_records, read_records
 from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
@@ -171,7 +174,7 @@ class Bench:
 
     def facts(self) -> dict[str, Any]:
         """The manifest's facts about this run."""
-        return {**self.identity(), "copy_bytes_per_second": copy_bandwidth(self.device)}
+        return {**self.identity(), "copy_bytes_per_second": summed(copy_bandwidth(self.device))}
 
     def identity(self) -> dict[str, Any]:
         """The facts but for what is measured: what was asked for, what of, and on what."""
@@ -192,6 +195,9 @@ class Bench:
             "drafter": "embedded" if self.config.drafter is None else self.config.drafter,
             "widened": self.loaded.widened,
             "unpacked": self.loaded.unpacked,
+            "processes": process_count() if process_count() > 1 else None,
+            "parallel": (self.config.parallel or TENSOR) if process_count() > 1 else None,
+            "layers_by_device": Placement.layers(self.loaded.target.model),
             "source": self.suite.source,
             "exemplars": self.suite.exemplars,
             "chat_template": "off" if self.chat is None else "on",

@@ -20,12 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from ecospec.errors import UserError, one_line
+from ecospec.harness.distributed import lockstep_of
 from ecospec.harness.experts import expert_bytes, install
+from ecospec.harness.sharding import expert_count, is_spread, stored_bytes, whole_embedding
 from ecospec.harness.supported import check_config
 from ecospec.policies import DraftTree
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
+from ecospec.predictors.pass_mask import for_several_devices, is_copy
 from ecospec.predictors.pretrained import UNLOADABLE
 from ecospec.predictors.sight import ATTENTION, Sight, passing
 
@@ -87,13 +90,16 @@ class Target:
         self._tap = install(model)
         lay_out_linears(model)
         self.config._attn_implementation = ATTENTION
+        self._embedding = whole_embedding(model)
+        self._spread = is_spread(model)
+        self._lockstep = lockstep_of(model)
         self._decoder = decoder_of(self.model)
         self._layers: Any = self._decoder.layers
         self.feature_layers: tuple[int | str, ...] = ()
         self._features: dict[int | str, Tensor] = {}
         self._features_hooked: set[int | str] = set()
         self.read_features(feature_layers)
-        parameters = inspect.signature(self.model.forward).parameters
+        parameters = inspect.signature(type(self.model).forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.windowed = False
         self.geometry = self._measure_geometry(self._try())
@@ -121,7 +127,7 @@ class Target:
             raise UserError(
                 f"{name}: a pass over a draft tree fails ({one_line(error)}); it is not supported"
             ) from error
-        came = [brought is mask for _, brought in passed.attended]
+        came = [is_copy(brought, mask) for _, brought in passed.attended]
         if came != [True] * len(self._layers):
             raise UserError(
                 f"{name}: of its {len(self._layers)} layers {sum(came)} attend to a draft tree through the "
@@ -154,18 +160,15 @@ class Target:
         modules = self._tap.modules
         routed = sum(p.numel() * p.element_size() for m in modules for p in m.parameters())
         each = expert_bytes(modules[0]) if modules else 0
-        embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings().weight
-        total = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        always = total - routed
-        if head is not embedding:  # of an untied input embedding a step reads a few rows only
-            always -= embedding.numel() * embedding.element_size()
+        total, untied = stored_bytes(self.model)
+        always = total - routed - untied  # of an untied input embedding a step reads a few rows only
         return Geometry(
             vocab_size=int(head.shape[0]),
             hidden_size=int(self.config.hidden_size),
             layers=len(self._layers),
             moe_layers=len(modules),
-            experts=int(modules[0].num_experts) if modules else 0,  # type: ignore[arg-type]
+            experts=expert_count(modules[0]) if modules else 0,
             top_k=tried.routing.shape[-1],
             context=self.context,
             expert_bytes=each,
@@ -180,12 +183,13 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
-        return self.model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
+        return self.embedding.device
 
     @property
     def embedding(self) -> Tensor:
-        """The input embedding [V, Ht]."""
-        return self.model.get_input_embeddings().weight  # type: ignore[no-any-return]
+        """The input embedding [V, Ht], whole and where token ids go."""
+        own: Tensor = self.model.get_input_embeddings().weight
+        return own if self._embedding is None else self._embedding
 
     def new_session(self, capacity: int) -> TargetSession:
         """KV memory for one request of at most ``capacity`` tokens."""
@@ -202,6 +206,10 @@ class Target:
     ) -> Pass:
         """One pass over ids [n]; keys and values land behind those kept in ``cache``."""
         self._tap.clear()
+        if self._lockstep is not None:
+            self._lockstep.check(ids, positions, mask)
+        if self._spread and mask is not None:
+            mask = for_several_devices(mask)
         arguments: dict[str, Any] = {self._cache_argument: cache, "attention_mask": mask}
         seeing: AbstractContextManager[Any] = nullcontext()
         if mask is not None and self.windowed:  # then the model makes its masks itself, one for each kind of layer
@@ -215,9 +223,9 @@ class Target:
                 logits_to_keep=1 if last_logits_only else 0,
                 **arguments,
             )
-        features = [self._features[i][0] for i in self.feature_layers]
+        features = [self._features[i][0].to(ids.device) for i in self.feature_layers]
         return Pass(
-            logits=out.logits[0].float(),
+            logits=out.logits[0].to(ids.device).float(),
             features=torch.cat(features, dim=-1) if features else out.logits.new_zeros(ids.shape[0], 0),
             routing=self._tap.read() if self._tap.modules else ids.new_zeros(0, len(ids), 0),
         )

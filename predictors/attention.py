@@ -16,8 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ecospec.errors import UserError
 from ecospec.predictors.packing import PACKING, Packing
+from ecospec.predictors.pass_mask import FIRST
 from ecospec.predictors.sight import ATTENTION as ATTENTION
-from ecospec.predictors.sight import FIRST, note_attention
+from ecospec.predictors.sight import note_attention
 from ecospec.predictors.sinks import attention_with_sinks
 
 _CHANGING = ("position_bias", "indexer_scores", "alibi")

@@ -18,8 +18,11 @@ def stored_by_input(weight: Tensor) -> Tensor:
 
 
 def pays(weight: Tensor) -> bool:
-    """Whether `stored_by_input` is worth it: float32 on a CPU; other types are multiplied by other kernels."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
+    """Whether `stored_by_input` is worth it: float32 on a CPU; other types are multiplied by other kernels.
+
+    A weight of which each process holds a part, or that is brought in for every pass, stays as it is.
+    """
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and not hasattr(weight, "placements")
 
 
 @torch.no_grad()

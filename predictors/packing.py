@@ -36,6 +36,10 @@ class Packing:
     width: int
     places: Tensor | None
 
+    def to(self, device: torch.device) -> Packing:
+        """The same for tokens on another device."""
+        return Packing(self.rows, self.width, None if self.places is None else self.places.to(device))
+
     def spread(self, packed: Tensor) -> Tensor:
         """[1, heads, N, D] to [A, heads, n, D]; places without a token hold zeros."""
         tokens: Tensor = packed[0].transpose(0, 1)
@@ -108,9 +112,11 @@ class SlotPool:
             if source != target
         ]
         if moves:
-            memories = [half for _, memory in self.written() for half in memory]
-            row, source, target = torch.tensor(moves, device=memories[0].device).unbind(1)
-            for half in memories:
+            facts: dict[torch.device, Tensor] = {}  # layers may lie on several devices
+            for half in [half for _, memory in self.written() for half in memory]:
+                if half.device not in facts:
+                    facts[half.device] = torch.tensor(moves, device=half.device)
+                row, source, target = facts[half.device].unbind(1)
                 half[row, :, target] = half[row, :, source]
         for cache, rows in zip(self.caches, kept, strict=True):
             cache.length += len(rows)
@@ -160,7 +166,7 @@ class PackedPass(Cache):
             for slot in range(count)
         ]
         facts = torch.tensor(flat, device=device)
-        self._rows, self._columns, self._places = facts.unbind(1)
+        self._rows_and_columns, self._places = {device: facts[:, :2]}, facts[:, 2]
         dense = [place for _, _, place in flat] == list(range(rows * width))
         packing = Packing(rows, width, None if dense else self._places)
         first = torch.tensor(starts, device=device)[:, None]
@@ -175,10 +181,14 @@ class PackedPass(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write [1, kv_heads, N, head_dim] to where they belong; returns views [A, kv_heads, t, head_dim]."""
         views = []
+        device = key_states.device  # that of this layer
+        if device not in self._rows_and_columns:
+            self._rows_and_columns[device] = next(iter(self._rows_and_columns.values())).to(device)
+        rows, columns = self._rows_and_columns[device].unbind(1)
         for half, states in zip(
             self._pool.memory(layer_idx, key_states, value_states), (key_states, value_states), strict=True
         ):
-            half[self._rows, :, self._columns] = states[0].transpose(0, 1)
+            half[rows, :, columns] = states[0].transpose(0, 1)
             views.append(half[: len(self._pool.caches), :, : self._length])
         return views[0], views[1]
 
@@ -188,7 +198,7 @@ class PackedPass(Cache):
         queries = positions.new_zeros(rows * width)
         queries[self._places] = positions
         keys = torch.arange(self._length, device=positions.device).repeat(rows, 1)
-        keys[self._rows, self._columns] = positions
+        keys[self._rows_and_columns[positions.device].unbind(1)] = positions
         return queries.view(rows, width), keys
 
     @property

@@ -19,12 +19,10 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from ecospec.predictors.packing import PACKING, Packing
+from ecospec.predictors.pass_mask import FIRST, for_several_devices
 
 ATTENTION = "ecospec_sdpa"
 """The name of our attention, `attention.py`, among transformers' own."""
-
-FIRST = "_ecospec_first"
-"""The attribute by which a mask says that it begins at this key; those before are seen by no token of the pass."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def _mask_function(
         if sight.packing is not None:
             setattr(allowed, PACKING, sight.packing)
     setattr(allowed, FIRST, first)
-    return allowed  # type: ignore[no-any-return]
+    return for_several_devices(allowed)
 
 
 ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _mask_function)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ecospec.errors import UserError
 from ecospec.predictors import sinks as sinks_module
 from ecospec.predictors.attention import MOST_FOLDED, _attention_forward, grouped_sdpa
-from ecospec.predictors.sight import FIRST
+from ecospec.predictors.pass_mask import FIRST
 
 
 def naive(
