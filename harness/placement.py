@@ -67,8 +67,8 @@ class Placement:
             raise UserError(f"target {name}: {type(model).__name__} is not split by --parallel {self.parallel}")
         if self.parallel is not None and any(type(module).__name__ == "Llama4TextMoe" for module in model.modules()):
             raise UserError(
-                f"target {name}: the experts of {type(model).__name__} are reached here by other code than the plans of "
-                "the library split; expected one process, with --device-map"
+                f"target {name}: the experts of {type(model).__name__} are reached here by other code than the plans "
+                "of the library split; expected one process, with --device-map"
             )
         heads, count = getattr(model.config, "num_key_value_heads", None), process_count()
         if self.parallel is not None and heads and heads % count and _splits_keys(model):

@@ -127,7 +127,8 @@ class Target:
             raise UserError(
                 f"{name}: a pass over a draft tree fails ({one_line(error)}); it is not supported"
             ) from error
-        came = [is_copy(brought, mask) for _, brought in passed.attended]
+        made = [mask, *passed.given]
+        came = [any(is_copy(brought, each) for each in made) for _, brought in passed.attended]
         if came != [True] * len(self._layers):
             raise UserError(
                 f"{name}: of its {len(self._layers)} layers {sum(came)} attend to a draft tree through the "

@@ -55,11 +55,13 @@ class Passing:
     Attributes:
         sight: who sees whom; None where every token sees all before it.
         spans: how far the layers that do not see everything look back, in tokens.
+        given: the masks that were made for the model.
         attended: the attention modules that came to our attention, each with the mask that it brought.
     """
 
     sight: Sight | None = None
     spans: set[int] = field(default_factory=set)
+    given: list[Tensor] = field(default_factory=list)
     attended: list[tuple[Any, Tensor | None]] = field(default_factory=list)
 
 
@@ -70,7 +72,7 @@ _PASSING: ContextVar[Passing | None] = ContextVar("ecospec_passing", default=Non
 def passing(sight: Sight | None) -> Iterator[Passing]:
     """In this block a model makes its masks by ``sight``; what it does is noted, also in a block around this one."""
     outer = _PASSING.get()
-    current = Passing(sight) if outer is None else Passing(sight, outer.spans, outer.attended)
+    current = Passing(sight) if outer is None else Passing(sight, outer.spans, outer.given, outer.attended)
     token = _PASSING.set(current)
     try:
         yield current
@@ -121,6 +123,8 @@ def _mask_function(
         if sight.packing is not None:
             setattr(allowed, PACKING, sight.packing)
     setattr(allowed, FIRST, first)
+    if current is not None:
+        current.given.append(allowed)
     return for_several_devices(allowed)
 
 

@@ -21,6 +21,7 @@ from tiny_families import (
     WINDOWED,
     WORKING,
     family_config,
+    family_model,
     write_family,
 )
 from tiny_models import path_to, random_selection, random_tokens, random_tree, run_ar, run_speculative, tiny_head
@@ -70,6 +71,21 @@ def test_a_verified_tree_equals_decoding_each_of_its_paths(folders: dict[str, Pa
             torch.testing.assert_close(verified.logits[node], decoded.logits[-1], atol=TOLERANCE, rtol=0)
             torch.testing.assert_close(verified.features[node], decoded.features[-1], atol=TOLERANCE, rtol=1e-4)
             assert torch.equal(verified.routing[:, node].sort(-1).values, decoded.routing[:, 0].sort(-1).values)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_window_shorter_than_a_tree(window: int) -> None:
+    """Most of a tree's nodes then do not see the root."""
+    model = family_model("mixtral", sliding_window=window)
+    target, rng = Target(model), np.random.default_rng(8)
+    prompt, tree = random_tokens(rng, 20, VOCAB), random_tree(rng, 12, VOCAB)
+    session = target.new_session(60)
+    session.prefill(prompt)
+    verified = session.verify(tree, np.arange(tree.size))
+    for node in range(tree.size):
+        path = [int(token) for token in tree.tokens[path_to(tree, node)]]
+        whole = target.new_session(60).prefill([*prompt, *path])
+        torch.testing.assert_close(verified.logits[node], whole.logits[-1], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", WORKING)

@@ -49,6 +49,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("target"))
 
 
+def test_layers_on_the_disk_with_a_window_decode_what_layers_in_memory_do(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "mixtral", sliding_window=6)
+    target = spread(folder, "model.layers.1")
+    found, expected = decoded(target), decoded(load(folder))
+    assert target.windowed
+    assert {k: v for k, v in found.items() if k != "logits"} == {k: v for k, v in expected.items() if k != "logits"}
+
+
 def test_layers_on_the_disk_decode_and_count_what_layers_in_memory_do(saved: Path) -> None:
     target = spread(saved, "model.layers.1", "model.layers.2")
     before = offloaded(target)
@@ -169,8 +177,8 @@ def put(module: nn.Module, device: str) -> None:
         )
 
 
-def two_device_target(first: str, second: str, features: tuple[int, ...]) -> Target:
-    model = tiny_model()
+def two_device_target(first: str, second: str, features: tuple[int, ...], family: str, **changes: Any) -> Target:
+    model = tiny_model(family, **changes)
     decoder = model.get_decoder()
     for part in (decoder.embed_tokens, decoder.rotary_emb, decoder.layers[0]):
         put(part, first)
@@ -180,12 +188,14 @@ def two_device_target(first: str, second: str, features: tuple[int, ...]) -> Tar
     return Target(model, feature_layers=features)
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("places", [("cpu", "second:0"), ("second:0", "cpu")])
 def test_every_operation_finds_its_operands_on_one_of_two_devices(
-    monkeypatch: pytest.MonkeyPatch, places: tuple[str, str]
+    monkeypatch: pytest.MonkeyPatch, places: tuple[str, str], window: int | None
 ) -> None:
     with two_devices(monkeypatch):
-        target = two_device_target(*places, (0, 1, 2))
+        target = two_device_target(*places, (0, 1, 2), "mixtral", sliding_window=window)
+        assert target.windowed == (window is not None)
         session = target.new_session(32)
         first = session.prefill(PROMPT)
         session.prefill([4, 5])
