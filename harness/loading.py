@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ecospec.errors import UserError
-from ecospec.harness.experts import widen_experts
+from ecospec.harness.experts import find_experts, widen_experts
 from ecospec.harness.hub import find_checkpoint
 from ecospec.harness.placement import Placement
-from ecospec.harness.quantized import unpacked_method, whole_blocks
+from ecospec.harness.quantized import settle, unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
@@ -95,6 +95,9 @@ def load_target(
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what a missing file leaves
         raise UserError(f"target {name}: its tokenizer has no vocabulary; expected tokenizer files in the folder")
     check_complete("target", name, report)
+    unpacked = unpacked_method(quantization, model)
+    if unpacked:
+        settle(find_experts(model), dtype)
     widen_experts(model, widen)
     try:
         if placement is None:
@@ -103,7 +106,6 @@ def load_target(
             placement.check(name, model)
     except torch.OutOfMemoryError as error:
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
-    unpacked = unpacked_method(quantization, model)
     target = Target(model, feature_layers=feature_layers)
     return LoadedTarget(target, tokenizer, name, widen, found.folder, found.commit, unpacked)
 

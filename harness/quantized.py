@@ -8,7 +8,7 @@ left are ordinary experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,15 +90,29 @@ def is_fp8(module: Any) -> bool:
     return isinstance(weight, Tensor) and weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
+def _declared(quantization: Any, name: str) -> Any:
+    """What a quantization config says, as the library's object or as in the file; None where it says nothing."""
+    return quantization.get(name) if isinstance(quantization, dict) else getattr(quantization, name, None)
+
+
 def unpacked_method(declared: Any, model: nn.Module) -> str | None:
     """The checkpoint's quantisation where the library has unpacked its weights on loading, such as ``fp8``.
 
     Args:
         declared: the ``quantization_config`` of the checkpoint, read apart: the loaded model's no longer has it.
     """
-    method = declared.get("quant_method") if isinstance(declared, dict) else getattr(declared, "quant_method", None)
+    method = _declared(declared, "quant_method")
     kept = any(is_fp8(module) or is_mxfp4(module) for module in model.modules())
     return None if kept or method is None else str(getattr(method, "value", method))
+
+
+@torch.no_grad()
+def settle(experts: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Give unpacked experts the run's dtype: the library unpacks some to bfloat16 whatever it is asked for."""
+    for module in experts:
+        if not is_fp8(module) and not is_mxfp4(module):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
 
 
 def unpack_blocks(stored: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
@@ -124,8 +138,9 @@ def whole_blocks() -> Iterator[None]:
     library = Fp8Dequantize._dequantize_one
 
     def dequantize(self: Any, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:
-        found = getattr(self.hf_quantizer.quantization_config, "weight_block_size", None)
-        if found is not None and quantized.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and scales.dim() > 1:
+        found = _declared(self.hf_quantizer.quantization_config, "weight_block_size")
+        # Some versions of the library have made the weights wide by now.
+        if found is not None and quantized.dtype.is_floating_point and scales.dim() > 1:
             block = (int(found[0]), int(found[1]))
             grid = [-(-size // each) for size, each in zip(quantized.shape[-2:], block, strict=True)]
             if scales.dtype.is_floating_point and list(scales.shape[-2:]) == grid:

@@ -15,27 +15,25 @@ from tiny_models import random_tokens
 from tiny_quantized import FP8_BLOCK, fp8_blocks, from_fp8, mxfp4_blocks, write_fp8, write_mxfp4
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
 from transformers.integrations.moe import use_experts_implementation
 from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 
 from ecospec.errors import UserError
 from ecospec.harness.loading import load_target
-from ecospec.harness.quantized import MXFP4_BLOCK, unpack_blocks, unpacked_method, whole_blocks
+from ecospec.harness.quantized import MXFP4_BLOCK, unpack_blocks, unpacked_method
 from ecospec.harness.target import Target
 
 PROMPT = random_tokens(np.random.default_rng(0), 12, VOCAB)
 
 
 def load(folder: Path) -> Any:
-    with whole_blocks():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    add_tokenizer(folder)
+    return load_target(str(folder), dtype=torch.float32, device="cpu").target.model
 
 
 def load_target_note(folder: Path) -> str | None:
     """What a run says about the quantisation of a checkpoint."""
-    add_tokenizer(folder)
     return load_target(str(folder), dtype=torch.float32, device="cpu").unpacked
 
 
