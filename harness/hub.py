@@ -123,7 +123,11 @@ def _snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """The snapshot's folder in the cache, with the files at the top of the repository that the patterns match."""
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+            local_files_only=constants.HF_HUB_OFFLINE,  # else some versions of the library ask for a list all the same
         )
     except LocalEntryNotFoundError as error:
         # Offline, with a snapshot that lacks some of the matching files: whether a needed one is among them is seen
