@@ -434,7 +434,7 @@ def test_training_a_feature_predictor_wants_a_head(
         "--corpus", "corpus.jsonl", "--output", "trained", "--steps", 1,
     )  # fmt: skip
     assert ran.code == 2
-    assert "drafter ./ngram: no such folder" in ran.err.strip().splitlines()[-1]
+    assert "drafter ngram: no config.json; expected an EAGLE-3 head's folder" in ran.err.strip().splitlines()[-1]
 
 
 def test_predictors_are_judged_beside_any_drafter(
