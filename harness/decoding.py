@@ -23,12 +23,12 @@ from ecospec.harness.drafters.asking import AskedDrafts
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.steps import accept, overlap_of, select_rows, unique_pairs
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
 from ecospec.harness.target_batch import TargetBatch
 from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
-from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy, SelectionRequest, run_policy
-from ecospec.policies.experts import count_pairs
+from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy
 from ecospec.predictors.asking import AskedBatch
 from ecospec.predictors.contract import BoundPredictor, PredictionRequest, Routing
 
@@ -127,47 +127,6 @@ class Speculation:
         return self.policy.needs is ExpertNeed.ORACLE or (
             self.policy.needs is ExpertNeed.PREDICTED and self.predictor_is_oracle
         )
-
-
-def unique_pairs(routing: Tensor, experts: int) -> int:
-    """Unique (layer, expert) pairs of a routing [L, n, K]; 0 of a dense model's, which has no layers."""
-    if not len(routing):
-        return 0
-    sets = ExpertSets.from_topk(routing.cpu().numpy(), experts)
-    return int(count_pairs(sets.union()))
-
-
-def accept(
-    tree: DraftTree,
-    nodes: npt.NDArray[np.int64],
-    logits: Tensor,
-    chooser: TokenChooser,
-    position: int,
-    greedy: Sequence[int] | None = None,
-) -> tuple[list[int], int]:
-    """Walk the selected part of the tree along the target's own choices.
-
-    Args:
-        nodes: selected nodes, ascending, root first; row i of ``logits`` [n, V] belongs to ``nodes[i]``.
-        position: output position that follows the root.
-        greedy: the chooser's greedy choices for all rows, where they are known already.
-
-    Returns:
-        The accepted rows (root first), and the target's choice after the last of them: the next bonus token.
-    """
-    row_of = {int(node): row for row, node in enumerate(nodes)}
-    greedy = chooser.choose_greedy(logits) if greedy is None else greedy
-    node, rows = 0, [0]
-    while True:
-        row = rows[-1]
-        token = greedy[row] if greedy is not None else chooser.choose(logits[row], position + len(rows) - 1)
-        for child in tree.children[node]:
-            if child in row_of and int(tree.tokens[child]) == token:
-                node = child
-                rows.append(row_of[child])
-                break
-        else:
-            return rows, token
 
 
 def decode_ar(
@@ -306,30 +265,12 @@ def decode_speculative_batch(
         pairs = unique_pairs(step.whole.routing, target.geometry.experts)
         for row, i in enumerate(before):
             sets = None if experts is None else experts[row]
-            overlap = _overlap(sets, selected[row], parts[row].routing, target.geometry.experts)
+            overlap = overlap_of(sets, selected[row], parts[row].routing, target.geometry.experts)
             generations[i].decode_seconds += wall / len(before)
             generations[i].steps.append(
                 StepRecord(len(blocks[row]), len(selected[row]), pairs, seconds, overlap, len(before))
             )
     return _ended(generations, streams)
-
-
-def select_rows(
-    policy: Policy, trees: Sequence[DraftTree], experts: Sequence[ExpertSets] | None, budget: int
-) -> list[npt.NDArray[np.int64]]:
-    """Select for every request in turn; B₀ is what the selections before it cover already.
-
-    The union of all selections' expert sets is what the one verification pass reads.
-    """
-    if experts is None:
-        return [run_policy(policy, SelectionRequest(tree=tree, budget=budget)) for tree in trees]
-    covered, selected = None, []
-    for tree, sets in zip(trees, experts, strict=True):
-        request = SelectionRequest(tree=tree, budget=budget, experts=sets, covered=covered)
-        selected.append(run_policy(policy, request))
-        own = sets.union(selected[-1])
-        covered = own if covered is None else covered | own
-    return selected
 
 
 def _begun(streams: Sequence[Stream], seconds: float) -> list[Generation]:
@@ -407,12 +348,3 @@ def _expert_sets(
         with watch.excluded():
             return predictor.predict(trees)
     return predictor.predict(trees)
-
-
-def _overlap(predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], routing: Tensor, experts: int) -> float | None:
-    """Mean share of the selected nodes' true experts that were predicted."""
-    if predicted is None:
-        return None
-    true = ExpertSets.from_topk(routing.cpu().numpy(), experts)
-    hits = np.bitwise_count(predicted.bits[nodes] & true.bits).sum()
-    return float(hits / np.bitwise_count(true.bits).sum())

@@ -18,7 +18,7 @@ import torch
 from tiny_decoding import decoded, load
 
 from ecospec.errors import UserError
-from ecospec.harness import decoding
+from ecospec.harness import steps
 from ecospec.harness.distributed import together
 from ecospec.harness.placement import Placement
 
@@ -36,7 +36,7 @@ def decode(output: str, *pairs: str) -> tuple[int, str]:
 
 def spoil(what: str) -> None:
     """Let rank 1 leave the others."""
-    real, calls = decoding.run_policy, [0]
+    real, calls = steps.run_policy, [0]
 
     def changed(policy: Any, request: Any) -> Any:
         calls[0] += 1
@@ -48,7 +48,7 @@ def spoil(what: str) -> None:
             return np.array([0])
         return real(policy, request)
 
-    decoding.run_policy = changed
+    steps.run_policy = changed
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from ecospec.harness.decoding import (
     Stream,
     decode_ar_batch,
     decode_speculative_batch,
-    select_rows,
 )
 from ecospec.harness.drafting import DrafterBatch, DrafterSession
+from ecospec.harness.steps import select_rows
 from ecospec.harness.target import Target
 from ecospec.harness.target_batch import BatchPass, TargetBatch
 from ecospec.policies import (

@@ -31,7 +31,8 @@ import ecospec.harness.decoding as decoding
 import ecospec.harness.drafting as drafting
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
-from ecospec.harness.decoding import Generation, Speculation, accept, decode_ar, unique_pairs
+from ecospec.harness.decoding import Generation, Speculation, decode_ar
+from ecospec.harness.steps import accept, unique_pairs
 from ecospec.harness.target import Pass, Target, TargetSession
 from ecospec.policies import (
     Confidence,

@@ -102,6 +102,8 @@ class Guesses:
 
 @cache
 def guessed_tree(bonus: int, steps: int) -> DraftTree:
+    if steps < 1:
+        return DraftTree([bonus], [-1], [1.0])
     likely = np.argsort(-exact_law().sum(axis=(1, 2)))[:3]
     tokens, parents, probs = [bonus, *likely], [-1, 0, 0, 0], [1.0, 0.5, 0.3, 0.2]
     if steps > 1:
