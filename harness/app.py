@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import PromptRecord
 
@@ -202,11 +202,12 @@ def as_user_errors(config: RunConfig) -> Iterator[None]:
 
     try:
         yield
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        kinds = (torch.OutOfMemoryError, MemoryError)
+        if not isinstance(error, kinds) and "can't allocate memory" not in str(error):
             raise  # the CPU allocator has no error type of its own
         raise UserError(
-            f"out of memory on {config.device}: {str(error).splitlines()[0]}; "
+            f"out of memory on {config.device}: {one_line(error) or type(error).__name__}; "
             "try a smaller --dtype, --max-new-tokens or --limit"
         ) from error
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
-from ecospec.harness.drafters.asking import AskedDrafts
+from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.eagle3 import Eagle3Head
-from ecospec.harness.steps import accept, overlap_of, select_rows, unique_pairs
+from ecospec.harness.steps import accept, check_numbers, overlap_of, select_rows, unique_pairs
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
 from ecospec.harness.target_batch import TargetBatch
@@ -147,7 +147,9 @@ def decode_ar_batch(target: Target, streams: Sequence[Stream]) -> list[Generatio
     began = time.perf_counter()
     session = TargetBatch(target, [len(stream.prompt) + stream.rule.limit for stream in streams])
     for each, stream in zip(session.sessions, streams, strict=True):
-        stream.rule.take([stream.choose(each.prefill(stream.prompt).logits[-1])])
+        prefill = each.prefill(stream.prompt)
+        check_numbers(prefill.logits)
+        stream.rule.take([stream.choose(prefill.logits[-1])])
     generations = _begun(streams, time.perf_counter() - began)
     going = list(range(len(streams)))
     _leave(going, streams, session)
@@ -200,7 +202,7 @@ def decode_speculative_batch(
     if isinstance(bound, Eagle3Head):
         bound = BoundEagle3(bound, target.embedding)
     for stream in streams:
-        bound.note_positions(len(stream.prompt) + stream.rule.limit, stream.chooser.request)
+        note_positions(method.drafter_name, bound, len(stream.prompt) + stream.rule.limit, stream.chooser.request)
     watch = stopwatch_for(target.device)
     began = time.perf_counter()
     capacities = [len(stream.prompt) + stream.rule.limit + method.tree_size for stream in streams]
@@ -208,6 +210,7 @@ def decode_speculative_batch(
     features = []
     for each, stream in zip(session.sessions, streams, strict=True):
         prefill = each.prefill(stream.prompt)
+        check_numbers(prefill.logits)
         stream.rule.take([stream.choose(prefill.logits[-1])])
         features.append(prefill.features)
     vocab = target.geometry.vocab_size

@@ -65,7 +65,7 @@ def find_checkpoint(
     Raises:
         UserError: nothing of that name, no access, no network, or no room; one line that says which.
     """
-    if Path(name).exists():  # what is in it is looked at by what loads it
+    if _exists(name):  # what is in it is looked at by what loads it
         if revision is not None:
             raise UserError(
                 f"--{what}-revision {revision}: {what} {name} is a folder here; expected a hub name, or no revision"
@@ -73,6 +73,13 @@ def find_checkpoint(
         return Checkpoint(Path(name), None)
     check_folder(what, name)
     return _fetched(what, name, revision, weights, code)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 @lru_cache(maxsize=64)

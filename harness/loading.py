@@ -68,11 +68,12 @@ def load_target(
 
     found = find_checkpoint("target", name, revision, code=trust_remote_code)
     check_folder("target", str(found.folder))
+    wrong: list[str] = []
     try:
         tokenizer = AutoTokenizer.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
         config = AutoConfig.from_pretrained(found.folder, trust_remote_code=trust_remote_code)
         quantization = getattr(config, "quantization_config", None)
-        with whole_blocks():
+        with whole_blocks() as wrong:
             model, report = AutoModelForCausalLM.from_pretrained(
                 found.folder,
                 trust_remote_code=trust_remote_code,
@@ -87,7 +88,7 @@ def load_target(
             raise placement.too_small(name) from error
         if "trust_remote_code" in str(error):
             raise needs_code("target", name) from error
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = wrong[0] if wrong else (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"target {name}: not loadable as a causal LM with a tokenizer ({first}); "
             "expected a local checkpoint folder or a hub name that is cached or reachable"

@@ -260,9 +260,17 @@ def _bound(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that the checkpoint or its tokenizer calls the end of a sequence."""
+    """Every id that the checkpoint or its tokenizer calls the end of a sequence.
+
+    Raises:
+        UserError: one is no token id.
+    """
     found: set[int] = set()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
         value = getattr(owner, "eos_token_id", None)
-        found.update([value] if isinstance(value, int) else value or ())
+        values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        wrong = [each for each in values if not isinstance(each, int)]
+        if wrong:
+            raise UserError(f"the target's eos_token_id is {wrong[0]!r}; expected a token id or a list of them")
+        found.update(values)
     return frozenset(found)

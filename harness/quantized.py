@@ -128,13 +128,15 @@ def unpack_blocks(stored: Tensor, scales: Tensor, block: tuple[int, int]) -> Ten
 
 
 @contextmanager
-def whole_blocks() -> Iterator[None]:
+def whole_blocks() -> Iterator[list[str]]:
     """In this block the library unpacks FP8 weights by the block size that the checkpoint declares.
 
     By itself it divides the weight evenly among the scales. That is wrong where the last block is cut off, as in
     DeepSeek-V3, whose keys' projection has 576 rows in blocks of 128: it then refuses, or where the numbers happen
-    to divide, gives other weights.
+    to divide, gives other weights. What is given back is filled with what does not fit: the library's own error does
+    not say it.
     """
+    wrong: list[str] = []
     library = Fp8Dequantize._dequantize_one
 
     def dequantize(self: Any, quantized: Tensor, scales: Tensor, output_dtype: torch.dtype | None = None) -> Tensor:
@@ -143,13 +145,19 @@ def whole_blocks() -> Iterator[None]:
         if found is not None and quantized.dtype.is_floating_point and scales.dim() > 1:
             block = (int(found[0]), int(found[1]))
             grid = [-(-size // each) for size, each in zip(quantized.shape[-2:], block, strict=True)]
-            if scales.dtype.is_floating_point and list(scales.shape[-2:]) == grid:
+            if scales.dtype.is_floating_point:
+                if list(scales.shape[-2:]) != grid:
+                    wrong.append(
+                        f"an FP8 weight {list(quantized.shape)} has scales {list(scales.shape)}, expected {grid} for "
+                        f"blocks of {list(block)}"
+                    )
+                    raise ValueError(wrong[-1])
                 return unpack_blocks(quantized, scales, block).to(output_dtype or torch.bfloat16)
         result: Tensor = library(self, quantized, scales, output_dtype)
         return result
 
     Fp8Dequantize._dequantize_one = dequantize
     try:
-        yield
+        yield wrong
     finally:
         Fp8Dequantize._dequantize_one = library

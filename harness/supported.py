@@ -34,6 +34,14 @@ def check_config(name: str, config: Any) -> None:
             f"{name} has {sparse[0]} layers: they choose or compress the keys that they see in a memory of their own, "
             "from which a rejected draft token cannot be taken back; it is not supported"
         )
+    if (
+        getattr(config, "use_bidirectional_attention", None) in (True, "all")
+        or getattr(config, "is_causal", True) is False
+    ):
+        raise UserError(
+            f"{name} is bidirectional: a token sees those behind it, so that it cannot be decoded one after another; "
+            "expected a causal LM"
+        )
     positions = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
     for kind in ("longrope", "dynamic"):
         if f"'{kind}'" in positions:

@@ -118,6 +118,8 @@ class Target:
             with torch.inference_mode(), passing(None) as passed:
                 self.forward(cache, torch.arange(2, device=device), None, None)
             cache.advance(2)
+            if any(span < 1 for span in passed.spans):
+                raise ValueError("a sliding window of no token")
             self.windowed = any(span < self.context for span in passed.spans)
             tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool, device=device)
             mask = tree_mask(tree, cache.length)
@@ -207,6 +209,9 @@ class Target:
     ) -> Pass:
         """One pass over ids [n]; keys and values land behind those kept in ``cache``."""
         self._tap.clear()
+        if positions is None:  # said in any case: some models otherwise count from 0 in every pass
+            assert isinstance(cache, SlotCache)
+            positions = torch.arange(cache.length, cache.length + len(ids), device=ids.device)
         if self._lockstep is not None:
             self._lockstep.check(ids, positions, mask)
         if self._spread and mask is not None:
@@ -215,11 +220,11 @@ class Target:
         seeing: AbstractContextManager[Any] = nullcontext()
         if mask is not None and self.windowed:  # then the model makes its masks itself, one for each kind of layer
             arguments["attention_mask"] = None
-            seeing = passing(_sight(cache, mask, positions, len(ids)))
+            seeing = passing(_sight(cache, mask, positions))
         with seeing:
             out = self.model(
                 input_ids=ids[None],
-                position_ids=None if positions is None else positions[None],
+                position_ids=positions[None],
                 use_cache=True,
                 logits_to_keep=1 if last_logits_only else 0,
                 **arguments,
@@ -256,14 +261,11 @@ def decoder_of(model: Any) -> Any:
     raise UserError(f"{type(model).__name__} has no list of decoder layers; it is not supported")
 
 
-def _sight(cache: SlotCache | PackedPass, mask: Tensor, positions: Tensor | None, count: int) -> Sight:
-    """Who sees whom in a pass over ``count`` tokens."""
+def _sight(cache: SlotCache | PackedPass, mask: Tensor, positions: Tensor) -> Sight:
+    """Who sees whom in a pass over tokens at these positions."""
     if isinstance(cache, PackedPass):
-        assert positions is not None
         return Sight(mask, *cache.positions(positions), cache.least)
     past = torch.arange(cache.length, device=mask.device)
-    if positions is None:
-        positions = torch.arange(cache.length, cache.length + count, device=mask.device)
     return Sight(mask, positions[None], torch.cat((past, positions))[None], cache.length)
 
 

@@ -36,7 +36,9 @@ def blaming(name: str) -> Iterator[None]:
     except (KeyboardInterrupt, UserError):
         raise
     except BaseException as error:
-        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in one_line(error):
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        if "can't allocate memory" in one_line(error):
             raise
         raise PredictorError(f"predictor {name!r} {blame(error, __file__)}") from error
 

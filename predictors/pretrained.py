@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,15 @@ UNLOADABLE = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
+    ImportError,
     SafetensorError,
     StrictDataclassError,
+    pickle.UnpicklingError,
 )
+
+
+SCALES = ("_scale_inv", "_scale", "_scales", "_blocks")
+"""How the names of what belongs to quantised weights end."""
 
 
 def check_folder(what: str, name: str) -> None:
@@ -42,7 +49,8 @@ def check_folder(what: str, name: str) -> None:
 
 
 def check_complete(what: str, name: str, report: Mapping[str, Any]) -> None:
-    """Refuse what the library fills with random numbers: tensors that are missing or of another shape.
+    """Refuse what the library fills with random numbers, tensors that are missing or of another shape, and scales
+    that it leaves: the weights to which they belong would be other numbers.
 
     Args:
         report: the library's ``output_loading_info``.
@@ -55,6 +63,12 @@ def check_complete(what: str, name: str, report: Mapping[str, Any]) -> None:
         raise UserError(
             f"{what} {name}: the checkpoint lacks {missing[0]}, and {len(missing) - 1} more tensors; "
             "expected all of the model's"
+        )
+    scales = sorted(key for key in report.get("unexpected_keys", ()) if key.endswith(SCALES))
+    if scales:
+        raise UserError(
+            f"{what} {name}: {scales[0]}, and {len(scales) - 1} more tensors, are scales of quantised weights which "
+            "nothing uses; expected the quantization_config in config.json that goes with them"
         )
     for tensor, found, expected in sorted(report["mismatched_keys"]):
         raise UserError(f"{what} {name}: tensor {tensor} has shape {tuple(found)}, expected {tuple(expected)}")

@@ -14,6 +14,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported, here and in child processes
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("COLUMNS", None)  # a terminal's width, which test processes side by side pass on
 
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models; test modules themselves are not importable
 

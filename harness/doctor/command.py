@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.harness.app import console_width, quieten
 from ecospec.harness.config import RunConfig
 from ecospec.harness.doctor.drafter_part import DrafterPart, look_at_drafter
@@ -30,6 +30,7 @@ from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import create_policies, create_predictors, resolve_device
 from ecospec.harness.target import Geometry
 from ecospec.policies import ExpertNeed, Policy
+from ecospec.predictors.pretrained import UNLOADABLE
 
 EXIT_PROBLEM = 2
 
@@ -83,7 +84,12 @@ def diagnose(config: RunConfig, asked: Asked) -> Diagnosis:
     )
     widen = config.widen or (int(embedded_facts()["widen"]) if bundle else 1)
     wanted = Wanted(device, dtype, widen, config.trust_remote_code)
-    target = look_at_target(said, "embedded" if bundle else str(config.target), found, wanted)
+    name = "embedded" if bundle else str(config.target)
+    try:
+        target = look_at_target(said, name, found, wanted)
+    except (UserError, *UNLOADABLE) as error:
+        said.problem(f"target {name}: {one_line(error) or type(error).__name__}")
+        target = None
     drafter, parts = None, []
     if target is not None and target.geometry is not None:
         drafter = _look_at_drafter(said, config, plugins, found, target, target.geometry)

@@ -62,7 +62,7 @@ def read_headers(what: str, folder: Path) -> tuple[dict[str, Header], list[str]]
         if index.is_file():
             try:
                 shards = _shards(index)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 return {}, [f"{what}: {index.name} has no weight_map from tensor names to files"]
             return _read_files(what, folder, shards)
     return {}, [f"{what}: no weights; expected {SAFETENSORS} or {PICKLED}, whole or in shards"]
@@ -110,7 +110,7 @@ def _read_safetensors(path: Path) -> dict[str, Header]:
                 raise UserError("is truncated, or no safetensors file")
             raw = json.loads(file.read(length))
         tensors = {name: _header(path, entry) for name, entry in raw.items() if name != "__metadata__"}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"has no readable header ({one_line(error)})") from error
     expected = 8 + length + sum(header.bytes for header in tensors.values())
     if size != expected:

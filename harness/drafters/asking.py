@@ -28,7 +28,9 @@ def blaming(name: str) -> Iterator[None]:
     except (KeyboardInterrupt, UserError):
         raise
     except BaseException as error:
-        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in one_line(error):
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        if "can't allocate memory" in one_line(error):
             raise
         raise DrafterError(f"drafter {name!r} {blame(error, __file__)}") from error
 
@@ -44,12 +46,23 @@ def bind(drafter: Drafter, target: DrafterTarget) -> BoundDrafter:
         bound: object = drafter.bind(target)
     if not isinstance(bound, BoundDrafter):
         raise DrafterError(f"drafter {drafter.name!r}: bind returned a {type(bound).__name__}; expected a BoundDrafter")
-    features: object = bound.features
+    with blaming(drafter.name):
+        features: object = bound.features
     if not isinstance(features, tuple) or not all(isinstance(each, int | str) for each in features):
         raise DrafterError(
             f"drafter {drafter.name!r}: its features are {features!r}; expected a tuple of layer indices or 'final'"
         )
     return bound
+
+
+def note_positions(name: str, bound: BoundDrafter, count: int, request: str) -> None:
+    """Tell a drafter how long a request may become.
+
+    Raises:
+        DrafterError: it raised.
+    """
+    with blaming(name):
+        bound.note_positions(count, request)
 
 
 class AskedDrafts:
@@ -82,7 +95,7 @@ class AskedDrafts:
             DrafterError: it raised.
         """
         with blaming(self._name):
-            self._batch.start(index, tokens, features)
+            self._batch.start(index, list(tokens), features)  # a copy, as below: what is counted is not theirs
 
     def extend(self, blocks: Sequence[Sequence[int]], features: Sequence[Any]) -> None:
         """Take in what was emitted.
@@ -91,7 +104,7 @@ class AskedDrafts:
             DrafterError: it raised.
         """
         with blaming(self._name):
-            self._batch.extend(blocks, features)
+            self._batch.extend([list(block) for block in blocks], list(features))
 
     def draft(self, bonuses: Sequence[int], depths: Sequence[int], top_k: int) -> list[DraftTree]:
         """A tree for every request.
@@ -104,10 +117,11 @@ class AskedDrafts:
         if not isinstance(trees, list | tuple) or len(trees) != len(bonuses):
             found = f"{len(trees)} entries" if isinstance(trees, list | tuple) else f"a {type(trees).__name__}"
             raise self._broken(f"draft returned {found} for {len(bonuses)} requests")
-        return [self._checked(*each) for each in zip(trees, bonuses, depths, strict=True)]
+        with blaming(self._name):  # a tree of its own kind may raise when it is looked at
+            return [self._checked(*each) for each in zip(trees, bonuses, depths, strict=True)]
 
     def _checked(self, tree: object, bonus: int, depth: int) -> DraftTree:
-        if not isinstance(tree, DraftTree):
+        if type(tree) is not DraftTree:  # of another kind, what is checked here need not be what a policy sees
             raise self._broken(f"draft returned a {type(tree).__name__}; expected a DraftTree")
         tokens = tree.tokens.tolist()
         if tokens[0] != bonus:

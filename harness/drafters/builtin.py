@@ -9,6 +9,9 @@ from ecospec.errors import UserError
 from ecospec.harness.drafters.contract import BoundDrafter, Drafter, DrafterTarget
 from ecospec.policies import hookimpl
 
+MOST_LOOKED_UP = 64
+"""Longest n-gram: each of every length is kept, so that memory grows with its square."""
+
 
 @dataclass(frozen=True)
 class Eagle3(Drafter):
@@ -64,11 +67,11 @@ class Ngram(Drafter):
     """Prompt lookup: what followed the last few tokens where they stood in the text before. No model."""
 
     name = "ngram"
-    longest: int = field(default=3, metadata={"help": "most tokens that are looked up together, at least 1"})
+    longest: int = field(default=3, metadata={"help": "most tokens that are looked up together, 1 to 64"})
 
     def __post_init__(self) -> None:
-        if self.longest < 1:
-            raise ValueError(f"longest must be at least 1, got {self.longest}")
+        if not 1 <= self.longest <= MOST_LOOKED_UP:
+            raise ValueError(f"longest must be from 1 to {MOST_LOOKED_UP}, got {self.longest}")
 
     def bind(self, target: DrafterTarget) -> BoundDrafter:
         """Nothing to load."""

@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +355,8 @@ def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pyt
         ("ngrm", "unknown drafter 'ngrm': did you mean 'ngram'?"),
         ("ngrm", "or the folder of an EAGLE-3 head"),
         ("ngram:longst=3", "drafter 'ngram' has no parameter 'longst': did you mean 'longest'?"),
-        ("ngram:longest=0", "drafter 'ngram': longest must be at least 1, got 0"),
+        ("ngram:longest=0", "drafter 'ngram': longest must be from 1 to 64, got 0"),
+        ("ngram:longest=1000000000000", "longest must be from 1 to 64, got 1000000000000"),
         ("ngram:longest=x", "longest is 'x', expected int"),
         ("lm", "drafter 'lm' needs path: write lm:path=<Path>"),
         ("eagle3", "drafter 'eagle3': no head belongs to this target"),
@@ -447,3 +449,76 @@ def test_predictors_are_judged_beside_any_drafter(
     ran = command("evaluate", "--trace", "trace", *common, "--drafter", "ngram", *learned, "--trees", 2)
     assert (ran.code, ran.err) == (0, "")
     assert "marginal cost of a selected node" in ran.out
+
+
+class Greedy(DraftBatch):
+    """Does with what it is given as it likes."""
+
+    def start(self, index: int, tokens: Any, features: Any) -> None:
+        tokens.clear()
+
+    def extend(self, blocks: Any, features: Any) -> None:
+        for block in blocks:
+            block.extend([1] * 5)
+        features.clear()
+
+    def draft(self, bonuses: Any, depths: Any, top_k: int) -> list[DraftTree]:
+        return [DraftTree([bonus], [-1], [1.0]) for bonus in bonuses]
+
+    def leave(self, index: int) -> None:
+        pass
+
+
+class GreedyBound(BoundDrafter):
+    def open(self, capacities: Any) -> DraftBatch:
+        return Greedy()
+
+
+def test_what_a_drafter_does_with_its_lists_is_not_counted() -> None:
+    target = tiny_target(feature_layers=())
+    method = Speculation(Confidence(), GreedyBound(), 4, 3, 2)
+    generation = run_speculative(target, method, PROMPT, n=12)
+    assert generation.tokens == run_ar(target, PROMPT, n=12).tokens
+    assert [step.emitted for step in generation.steps] == [1] * 11
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(0), StopIteration()])
+def test_a_drafter_that_raises_when_it_is_told_the_length_ends_in_one_line(error: BaseException) -> None:
+    class Raises(GreedyBound):
+        def note_positions(self, count: int, request: str) -> None:
+            raise error
+
+    method = Speculation(Confidence(), Raises(), 4, 3, 2, drafter_name="theirs")
+    with pytest.raises(DrafterError, match="drafter 'theirs'"):
+        run_speculative(tiny_target(feature_layers=()), method, PROMPT, n=4)
+
+
+def test_features_that_raise_and_trees_of_another_kind_are_blamed_on_the_drafter() -> None:
+    @dataclass(frozen=True)
+    class Theirs(Drafter):
+        name = "theirs"
+
+        def bind(self, target: DrafterTarget) -> BoundDrafter:
+            return Features()
+
+    class Features(GreedyBound):
+        @property
+        def features(self) -> tuple[int, ...]:  # type: ignore[override]
+            raise ValueError("not today")
+
+    with pytest.raises(DrafterError, match=r"drafter 'theirs' .*not today"):
+        target_of(Theirs())
+
+    class Other(DraftTree):
+        pass
+
+    class Trees(Greedy):
+        def draft(self, bonuses: Any, depths: Any, top_k: int) -> list[DraftTree]:
+            return [Other([bonus], [-1], [1.0]) for bonus in bonuses]
+
+    class Bound(GreedyBound):
+        def open(self, capacities: Any) -> DraftBatch:
+            return Trees()
+
+    with pytest.raises(DrafterError, match="draft returned a Other; expected a DraftTree"):
+        run_speculative(tiny_target(feature_layers=()), Speculation(Confidence(), Bound(), 4, 3, 2), PROMPT, n=4)

@@ -243,3 +243,26 @@ def test_layers_that_attend_some_other_way_are_refused() -> None:
 def test_a_dense_target_has_no_experts_to_predict(folders: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="a predictor needs a target with experts, and LlamaForCausalLM is dense"):
         target_view(target_of(folders["llama"]))
+
+
+def test_a_model_that_sees_both_ways_is_refused() -> None:
+    model = family_model("mixtral")
+    model.config.use_bidirectional_attention = True
+    with pytest.raises(UserError, match="MixtralForCausalLM is bidirectional"):
+        Target(model)
+
+
+def test_a_window_of_no_token_is_refused() -> None:
+    with pytest.raises(UserError, match="a sliding window of no token"):
+        Target(family_model("mixtral", sliding_window=0))
+
+
+def test_a_target_whose_logits_are_no_numbers_is_refused() -> None:
+    model = family_model("mixtral")
+    model.model.norm.weight.data.fill_(float("nan"))
+    target = Target(model, feature_layers=(0, 1, 2))
+    with pytest.raises(UserError, match="the target's logits are not numbers"):
+        run_ar(target, [1, 2, 3], n=4)
+    head = tiny_head(target_vocab=VOCAB, max_position_embeddings=CONTEXT)
+    with pytest.raises(UserError, match="the target's logits are not numbers"):
+        run_speculative(target, Speculation(Confidence(), head, 4, 3, 2), [1, 2, 3], n=4)

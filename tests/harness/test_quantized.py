@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_families import VOCAB, add_tokenizer, write_family
 from tiny_models import random_tokens
 from tiny_quantized import FP8_BLOCK, fp8_blocks, from_fp8, mxfp4_blocks, write_fp8, write_mxfp4
@@ -209,3 +212,35 @@ def test_the_packing_of_these_tests_is_that_of_the_format() -> None:
     blocks, exponents = mxfp4_blocks(weight)
     assert exponents.tolist() == [[[128]]]
     assert blocks[0, 0, 0, :2].tolist() == [5 + 16 * 9, 7]
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    """Change the tensors of a folder of two shards."""
+    for shard in folder.glob("*.safetensors"):
+        tensors = load_file(shard)
+        change(tensors)
+        save_file(tensors, shard, metadata={"format": "pt"})
+
+
+def test_scales_of_another_grid_are_refused(tmp_path: Path) -> None:
+    write_fp8(tmp_path, "qwen3_moe")
+    add_tokenizer(tmp_path)
+    name = "model.layers.0.self_attn.q_proj.weight_scale_inv"
+
+    def wider(tensors: dict[str, Tensor]) -> None:
+        if name in tensors:
+            tensors[name] = torch.ones(1, 2)
+
+    rewrite(tmp_path, wider)
+    with pytest.raises(UserError, match=r"scales \[1, 2\], expected \[1, 1\] for blocks of \[128, 128\]"):
+        load_target(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+def test_scales_that_nothing_uses_are_refused(tmp_path: Path) -> None:
+    write_fp8(tmp_path, "qwen3_moe")
+    add_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="are scales of quantised weights which nothing uses"):
+        load_target(str(tmp_path), dtype=torch.float32, device="cpu")

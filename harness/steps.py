@@ -1,0 +1,94 @@
+"""The arithmetic of one decode step: what is selected, what is accepted, and what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ecospec.errors import UserError
+from ecospec.harness.choosing import TokenChooser
+from ecospec.policies import DraftTree, ExpertSets, Policy, SelectionRequest, run_policy
+from ecospec.policies.experts import count_pairs
+
+
+def check_numbers(logits: Tensor) -> None:
+    """Refuse a target whose weights give no numbers: every choice among its logits would be the same.
+
+    Raises:
+        UserError: there is one that is not a number.
+    """
+    if bool(logits.isnan().any()):
+        raise UserError("the target's logits are not numbers; expected undamaged weights, or a wider --dtype")
+
+
+def unique_pairs(routing: Tensor, experts: int) -> int:
+    """Unique (layer, expert) pairs of a routing [L, n, K]; 0 of a dense model's, which has no layers."""
+    if not len(routing):
+        return 0
+    sets = ExpertSets.from_topk(routing.cpu().numpy(), experts)
+    return int(count_pairs(sets.union()))
+
+
+def accept(
+    tree: DraftTree,
+    nodes: npt.NDArray[np.int64],
+    logits: Tensor,
+    chooser: TokenChooser,
+    position: int,
+    greedy: Sequence[int] | None = None,
+) -> tuple[list[int], int]:
+    """Walk the selected part of the tree along the target's own choices.
+
+    Args:
+        nodes: selected nodes, ascending, root first; row i of ``logits`` [n, V] belongs to ``nodes[i]``.
+        position: output position that follows the root.
+        greedy: the chooser's greedy choices for all rows, where they are known already.
+
+    Returns:
+        The accepted rows (root first), and the target's choice after the last of them: the next bonus token.
+    """
+    row_of = {int(node): row for row, node in enumerate(nodes)}
+    greedy = chooser.choose_greedy(logits) if greedy is None else greedy
+    node, rows = 0, [0]
+    while True:
+        row = rows[-1]
+        token = greedy[row] if greedy is not None else chooser.choose(logits[row], position + len(rows) - 1)
+        for child in tree.children[node]:
+            if child in row_of and int(tree.tokens[child]) == token:
+                node = child
+                rows.append(row_of[child])
+                break
+        else:
+            return rows, token
+
+
+def select_rows(
+    policy: Policy, trees: Sequence[DraftTree], experts: Sequence[ExpertSets] | None, budget: int
+) -> list[npt.NDArray[np.int64]]:
+    """Select for every request in turn; B₀ is what the selections before it cover already.
+
+    The union of all selections' expert sets is what the one verification pass reads.
+    """
+    if experts is None:
+        return [run_policy(policy, SelectionRequest(tree=tree, budget=budget)) for tree in trees]
+    covered, selected = None, []
+    for tree, sets in zip(trees, experts, strict=True):
+        request = SelectionRequest(tree=tree, budget=budget, experts=sets, covered=covered)
+        selected.append(run_policy(policy, request))
+        own = sets.union(selected[-1])
+        covered = own if covered is None else covered | own
+    return selected
+
+
+def overlap_of(
+    predicted: ExpertSets | None, nodes: npt.NDArray[np.int64], routing: Tensor, experts: int
+) -> float | None:
+    """Mean share of the selected nodes' true experts that were predicted."""
+    if predicted is None:
+        return None
+    true = ExpertSets.from_topk(routing.cpu().numpy(), experts)
+    hits = np.bitwise_count(predicted.bits[nodes] & true.bits).sum()
+    return float(hits / np.bitwise_count(true.bits).sum())
