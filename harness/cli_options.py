@@ -129,7 +129,10 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     option("--widen", type=int, help="Widen the routed experts by this factor, function unchanged."),
     option("--dtype", default=DEFAULTS.dtype, help="auto, float32, bfloat16 or float16."),
     option("--device", default=DEFAULTS.device, help="auto, cpu, cuda or cuda:N."),
-    option("--device-map", help="Spread a large target over all devices: auto, or a JSON file of module: device."),
+    option(
+        "--device-map",
+        help="Spread a large target over all devices: auto, balanced, sequential, or a JSON file of module: device.",
+    ),
     option("--max-memory", help="With --device-map: most memory by device, such as 0=70GiB,cpu=200GiB."),
     option("--offload-folder", help="With --device-map: where weights go for which no memory is left."),
     option(

@@ -84,8 +84,9 @@ def load_target(
                 **({} if placement is None else placement.arguments()),
             )
     except UNLOADABLE as error:
-        if placement is not None and "offload_folder" in str(error):  # which the library asks for
-            raise placement.too_small(name) from error
+        refused = None if placement is None else placement.refused(name, error)
+        if refused is not None:
+            raise refused from error
         if "trust_remote_code" in str(error):
             raise needs_code("target", name) from error
         first = wrong[0] if wrong else (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -25,6 +25,7 @@ from ecospec.harness.sharding import is_split
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 TENSOR, EXPERT = PARALLEL = ("tensor", "expert")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_LAYER = re.compile(r"(.*\blayers\.\d+)\.")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", re.IGNORECASE)
 
 
@@ -76,7 +77,7 @@ class Placement:
                 f"target {name}: {heads} key-value heads in {count} processes; expected a number of processes that "
                 f"divides {heads}"
             )
-        if "disk" in self.layers(model) and self.offload_folder is None:
+        if "disk" in map(str, getattr(model, "hf_device_map", {}).values()) and self.offload_folder is None:
             raise self.too_small(name)
 
     def too_small(self, name: str) -> UserError:
@@ -86,10 +87,34 @@ class Placement:
             "--max-memory, a smaller --dtype, or --offload-folder for what is to stay on the disk"
         )
 
+    def refused(self, name: str, error: Exception) -> UserError | None:
+        """What to say of what the library refuses about this placement; None where it speaks of something else."""
+        text = str(error)
+        if "offload_folder" in text:  # which it asks for
+            return self.too_small(name)
+        if self.parallel is not None and ("ep_plan" in text or "tp_plan" in text):
+            return UserError(
+                f"target {name}: transformers has no plan by which to split it with --parallel {self.parallel}; "
+                f"expected --parallel {TENSOR if self.parallel == EXPERT else EXPERT}, or one process with --device-map"
+            )
+        if "does not give any device" in text:
+            missing = text.partition("parameters: ")[2].split(",")[0].strip(" .") or "some parameters"
+            return UserError(f"target {name}: --device-map has no device for {missing}; expected one for every module")
+        return None
+
     @staticmethod
     def layers(model: Any) -> dict[str, int]:
-        """Modules of the resolved device map by device."""
-        return dict(Counter(str(device) for device in getattr(model, "hf_device_map", {}).values()))
+        """Decoder layers by the device that the resolved device map has them on; none of a model on one device.
+
+        A layer whose parts are on several devices counts for each.
+        """
+        places: dict[str, Any] = getattr(model, "hf_device_map", {})
+        found: Counter[str] = Counter()
+        for layer in {match[1] for name, _ in model.named_parameters() if (match := _LAYER.match(name))}:
+            within = {str(device) for part, device in places.items() if part == layer or part.startswith(f"{layer}.")}
+            around = [part for part in places if part == "" or layer.startswith(f"{part}.")]
+            found.update(within or {str(places[part]) for part in sorted(around, key=len)[-1:]})
+        return dict(found)
 
 
 def _distributed_config(parallel: str) -> Any:
@@ -148,6 +173,8 @@ def placement_of(config: RunConfig) -> Placement | None:
     device_map = _device_map(config.device_map)
     if isinstance(device_map, dict) and config.max_memory is not None:
         raise UserError(f"--max-memory with {asked}, which says where every module goes: expected one of the two")
+    if isinstance(device_map, dict) and "disk" in device_map.values() and config.offload_folder is None:
+        raise UserError(f"{asked} leaves modules on the disk: expected --offload-folder to put them into")
     memory = None if config.max_memory is None else parse_memory(config.max_memory, torch.cuda.device_count())
     return Placement(device_map, memory, config.offload_folder)
 
@@ -175,7 +202,9 @@ def _device_map(text: str) -> str | dict[str, Any]:
         return text
     path = Path(text)
     if not path.is_file():
-        raise UserError(f"--device-map {text}: expected {', '.join(MAPS)}, or a JSON file of module: device")
+        raise UserError(
+            f"--device-map {text}: expected {', '.join(MAPS)}, or a JSON file of module: device; there is no such file"
+        )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -152,8 +152,8 @@ def resolve_device(config: RunConfig) -> tuple[str, torch.dtype]:
     except RuntimeError as error:
         raise UserError(f"--device {device}: expected cpu, cuda or cuda:N") from error
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not cuda):
-        found = "a CUDA device is present" if cuda else "no CUDA device is present"
-        raise UserError(f"--device {device}: expected cpu or cuda; {found}")
+        expected = "cpu or cuda" if cuda else "cpu; no CUDA device is present"
+        raise UserError(f"--device {device}: expected {expected}")
     if config.dtype == "auto":
         return device, torch.float32 if kind == "cpu" or config.target is None else torch.bfloat16
     if config.dtype not in DTYPES:

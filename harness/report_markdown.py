@@ -36,7 +36,7 @@ RUN_KEYS = {
     "device_name": "device name",
     "device_map": "device map",
     "max_memory": "most memory by device",
-    "layers_by_device": "modules by device",
+    "layers_by_device": "layers by device",
     "processes": "processes",
     "parallel": "split over processes by",
     "threads": "threads",

@@ -27,6 +27,7 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
         str(manifest.get("source") or "data source not recorded"),
         str(manifest.get("suite") or ""),
         f"target {manifest.get('target') or 'not recorded'}{widening(manifest)}",
+        f"drafter {manifest['drafter']}" if manifest.get("drafter") not in (None, EMBEDDED) else "",
         "as chat messages" if manifest.get("chat_template") == "on" else "",
         f"{report.prompts} prompt{'s' if report.prompts != 1 else ''}",
         f"batches of {manifest['batch_size']}" if manifest.get("batch_size", 1) > 1 else "",
@@ -116,6 +117,14 @@ def caution_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield str(manifest["suite_note"])
     if manifest.get("target") == EMBEDDED:
         yield "the embedded model is test equipment: it compares policies, and says nothing about a large model's speed"
+    brought = [place for place in manifest.get("layers_by_device") or () if place == "disk"]
+    if not str(manifest.get("device") or "").startswith("cpu"):
+        brought += [place for place in manifest.get("layers_by_device") or () if place == "cpu"]
+    if brought:
+        yield (
+            f"layers on the {' and the '.join(brought)} are brought in whole for every pass: their times are those of "
+            "copying, and fewer active experts save nothing there"
+        )
     if manifest.get("unpacked"):
         yield (
             f"the checkpoint's {manifest['unpacked']} weights are unpacked to {manifest.get('dtype')} in memory, as "

@@ -42,6 +42,8 @@ def check_folder(what: str, name: str) -> None:
         UserError: there is no config.json, or a path that does not exist.
     """
     folder = Path(name)
+    if folder.is_file():
+        raise UserError(f"{what} {name}: a file; expected the checkpoint's folder, {folder.parent}")
     if folder.exists() and not (folder / "config.json").is_file():
         raise UserError(f"{what} {name}: no config.json; expected a transformers checkpoint folder")
     if not folder.exists() and (folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):

@@ -141,7 +141,7 @@ def _look_at_drafter(
         return None
     found = Checkpoint(drafter.drafter.path, drafter.commit)
     if isinstance(drafter.drafter, LanguageModel):
-        return look_at_language_model(said, found, geometry)
+        return look_at_language_model(said, found, geometry, target)
     return look_at_drafter(said, config.drafter, found, geometry)
 
 

@@ -71,7 +71,8 @@ def look_at_memory(
     if most > free:
         said.problem(
             f"memory: {size_text(most)} are needed on one device for {at}, and {size_text(free)} are free on "
-            f"{load.device}; try --max-context, a smaller --batch-size or --dtype, or --device-map auto"
+            f"{load.device}; try --max-context, a smaller --batch-size or --dtype"
+            + (", or --device-map auto" if load.devices == 1 and torch.cuda.device_count() > 1 else "")
         )
 
 

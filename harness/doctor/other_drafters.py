@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ecospec.errors import UserError, one_line
 from ecospec.harness.doctor.drafter_part import PART, DrafterPart
@@ -14,11 +14,12 @@ from ecospec.harness.doctor.headers import has_weights, read_headers
 from ecospec.harness.doctor.target_part import TargetPart, kv_elements_per_token
 from ecospec.harness.drafters.contract import Drafter
 from ecospec.harness.drafters.language_model import WHAT as LM
+from ecospec.harness.drafters.language_model import check_tokenizer
 from ecospec.harness.drafters.mtp_files import SCALE
 from ecospec.harness.drafters.mtp_loading import COMPUTED, WHAT, check_shapes, find_layer
 from ecospec.harness.hub import Checkpoint
 from ecospec.harness.target import Geometry
-from ecospec.predictors.backbone import UnusableBackboneError, check_config
+from ecospec.predictors.backbone import UnusableBackboneError, check_config, reach
 from ecospec.predictors.pretrained import UNLOADABLE
 
 
@@ -50,8 +51,10 @@ def look_at_layer(said: Diagnosis, found: Checkpoint, target: TargetPart, geomet
     return DrafterPart(size, found.folder, elements, per_layer)
 
 
-def look_at_language_model(said: Diagnosis, found: Checkpoint, geometry: Geometry) -> DrafterPart | None:
-    """Describe a small causal LM by its config."""
+def look_at_language_model(
+    said: Diagnosis, found: Checkpoint, geometry: Geometry, target: Checkpoint
+) -> DrafterPart | None:
+    """Describe a small causal LM by its config, and compare its tokenizer with the target's."""
     said.fact(PART, "drafter", "lm", "lm: a small causal language model")
     said.fact(PART, "checkpoint", str(found.folder))
     try:
@@ -74,9 +77,37 @@ def look_at_language_model(said: Diagnosis, found: Checkpoint, geometry: Geometr
         )
     elements = sum(parameter.numel() for parameter in model.parameters())
     said.fact(PART, "parameters", elements)
+    _compare_tokenizers(said, found.folder, target.folder)
+    most = reach(config)
+    if most < geometry.context:
+        said.note(
+            f"{LM}: {found.folder}: it reads at most {most} tokens, and the target's context is {geometry.context}; a "
+            "longer text ends a run"
+        )
     if not has_weights(found.folder):
         said.problem(f"{LM}: {found.folder}: it has no weights; expected a checkpoint")
     return DrafterPart(int(config.hidden_size), found.folder, elements, kv_elements_per_token(model) or 0)
+
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def _compare_tokenizers(said: Diagnosis, folder: Path, target: Path) -> None:
+    try:
+        if not any((folder / name).is_file() for name in TOKENIZERS):  # the library may make one up
+            raise OSError
+        own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (*UNLOADABLE, ImportError):
+        said.problem(f"{LM}: {folder}: no tokenizer; expected tokenizer files in the folder")
+        return
+    try:
+        theirs = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    except (*UNLOADABLE, ImportError):
+        return  # said of the target
+    try:
+        check_tokenizer(str(folder), own, theirs)
+    except UserError as error:
+        said.problem(str(error))
 
 
 def look_at_any(said: Diagnosis, drafter: Drafter) -> None:

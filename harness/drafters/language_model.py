@@ -225,7 +225,7 @@ def bind_language_model(name: str, target: DrafterTarget) -> BoundLanguageModel:
             f"{WHAT}: {name}: not loadable as a causal LM with a tokenizer ({reason}); "
             "expected a local checkpoint folder or a hub name that is cached or reachable"
         ) from error
-    _check_tokenizer(name, tokenizer, target)
+    check_tokenizer(name, tokenizer, target.tokenizer)
     embedding: Tensor = target.embedding
     return BoundLanguageModel(DraftModel(place(model, embedding.device, embedding.dtype), name), embedding.device)
 
@@ -238,11 +238,11 @@ def _check_size(name: str, found: int, target: DrafterTarget) -> None:
         )
 
 
-def _check_tokenizer(name: str, tokenizer: Any, target: DrafterTarget) -> None:
+def check_tokenizer(name: str, tokenizer: Any, expected: Any) -> None:
     """Compare the two vocabularies token by token: ids that mean other texts would only ever draft nonsense."""
-    if target.tokenizer is None:
+    if expected is None:
         raise UserError(f"{WHAT}: {name}: the target has no tokenizer to compare its vocabulary with")
-    own, expected = tokenizer.get_vocab(), target.tokenizer.get_vocab()
+    own, expected = tokenizer.get_vocab(), expected.get_vocab()
     for token in sorted(own.keys() | expected.keys()):
         if own.get(token) != expected.get(token):
             ids = [f"id {each[token]}" if token in each else "no token" for each in (own, expected)]

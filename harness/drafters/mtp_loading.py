@@ -63,6 +63,8 @@ def find_layer(folder: Path, config: Any, layers: int, vocab_size: int) -> Found
     """
     kind = getattr(config, "model_type", "unknown")
     files = CheckpointFiles(WHAT, folder)
+    if kind != MODEL_TYPE and any(each.startswith("model.layers.") and ".eh_proj." in each for each in files.places):
+        raise files.fail(f"it has a layer for a target of type {MODEL_TYPE!r}, and the target is of type {kind!r}")
     prefix = f"model.layers.{layers}."
     names = tuple(each for each in files.places if each.startswith(prefix))
     if not names:

@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def bound(loaded: LoadedTarget, folder: Path) -> BoundDrafter:
-    return load_drafter(LanguageModel(str(folder)), loaded, None)
+    return load_drafter(LanguageModel(folder), loaded, None)
 
 
 def no_features(count: int) -> torch.Tensor:

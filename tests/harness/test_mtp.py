@@ -422,7 +422,9 @@ def test_files_that_do_not_hold_the_layer_are_refused_by_name(
 
 def test_the_layer_of_another_kind_of_model_is_refused(loaded: LoadedTarget) -> None:
     other = LoadedTarget(tiny_target(), None, "other", 1, Path("other"))
-    with pytest.raises(UserError, match=r"of a model of type 'qwen3_moe' is not supported, expected 'deepseek_v3'"):
+    with pytest.raises(
+        UserError, match=r"a layer for a target of type 'deepseek_v3', and the target is of type 'qwen3_moe'"
+    ):
         bound(other, Path(loaded.name))
 
 

@@ -121,7 +121,7 @@ def test_the_bench_says_where_the_layers_were(bench: Callable[..., Any], tmp_pat
     for key in ("prompt_id", "method", "tokens", "expert_pairs", "verdict"):
         assert [record[key] for record in records[1]] == [record[key] for record in records[0]]
     manifest = json.loads((tmp_path / "spread" / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["layers_by_device"] == {"cpu": 6, "disk": 1}
+    assert manifest["layers_by_device"] == {"cpu": 2, "disk": 1}
     assert manifest["processes"] is None
     again = bench("--output", "spread", "--resume")
     assert again.code == 2
@@ -290,3 +290,30 @@ def test_memory_is_read_in_the_units_it_is_written_in() -> None:
     ):
         with pytest.raises(UserError, match=said):
             parse_memory(text, 2)
+
+
+def test_what_a_device_map_leaves_out_or_cannot_find_is_one_line(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.json: expected auto, balanced.*; there is no such file"):
+        placement_of(of(device_map=str(tmp_path / "nowhere.json")))
+    written = tmp_path / "map.json"
+    written.write_text(json.dumps({"model.embed_tokens": "cpu", "model.layers.0": "disk"}))
+    with pytest.raises(UserError, match="leaves modules on the disk: expected --offload-folder"):
+        placement_of(of(device_map=str(written)))
+    asked = placement_of(of(device_map=str(written), offload_folder=str(tmp_path / "off")))
+    with pytest.raises(UserError, match=r"--device-map has no device for model.+; expected one for every module"):
+        load(saved, asked)
+
+
+def test_layers_are_counted_where_they_are() -> None:
+    model = tiny_model()
+    for places, expected in (
+        ({"": "cpu"}, {"cpu": 3}),
+        ({"model": 0, "lm_head": 1}, {"0": 3}),
+        (
+            {"model.layers.0": 0, "model.layers.1": "cpu", "model.layers.2.mlp": "disk", "model.layers.2.self_attn": 0},
+            {"0": 2, "cpu": 1, "disk": 1},
+        ),
+        ({}, {}),
+    ):
+        model.hf_device_map = places
+        assert Placement.layers(model) == expected
