@@ -6,13 +6,13 @@ as for a policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
 
-from ecospec.errors import UserError, blame, one_line
+from ecospec.errors import UserError, blaming
 from ecospec.policies import DraftTree, ExpertSets
 from ecospec.predictors.contract import (
     BoundPredictor,
@@ -28,19 +28,8 @@ class PredictorError(UserError):
     """A predictor raised, or broke the contract; the text names it."""
 
 
-@contextmanager
-def blaming(name: str) -> Iterator[None]:
-    """Turn what a predictor raises into a `PredictorError`; its own `UserError` and a lack of memory pass."""
-    try:
-        yield
-    except (KeyboardInterrupt, UserError):
-        raise
-    except BaseException as error:
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            raise
-        if "can't allocate memory" in one_line(error):
-            raise
-        raise PredictorError(f"predictor {name!r} {blame(error, __file__)}") from error
+def _blaming(name: str) -> AbstractContextManager[None]:
+    return blaming(f"predictor {name!r}", PredictorError, __file__)
 
 
 def bind(predictor: Predictor, target: TargetView) -> BoundPredictor:
@@ -50,7 +39,7 @@ def bind(predictor: Predictor, target: TargetView) -> BoundPredictor:
         UserError: nothing to load, or it does not fit the target.
         PredictorError: it raised something else, or gave no `BoundPredictor`.
     """
-    with blaming(predictor.name):
+    with _blaming(predictor.name):
         bound: object = predictor.bind(target)
     if not isinstance(bound, BoundPredictor):
         raise PredictorError(
@@ -82,7 +71,7 @@ class AskedBatch:
         """
         self._name, (self._layers, self._experts, self._top_k) = name, shape
         given = requests if oracle else [replace(request, true_routing=self._refuse) for request in requests]
-        with blaming(name):
+        with _blaming(name):
             batch: object = bound.start_batch(list(given))
         if not isinstance(batch, PredictorBatch):
             raise self._broken(f"start_batch returned a {type(batch).__name__}; expected a PredictorBatch")
@@ -100,12 +89,12 @@ class AskedBatch:
         Raises:
             PredictorError: it raised, or what it returned is no routing of these trees.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             routings: object = self._batch.predict(list(trees))
         if not isinstance(routings, list | tuple) or len(routings) != len(trees):
             found = f"{len(routings)} entries" if isinstance(routings, list | tuple) else f"a {type(routings).__name__}"
             raise self._broken(f"predict returned {found} for {len(trees)} requests")
-        with blaming(self._name):  # an array of its own kind may raise when it is looked at
+        with _blaming(self._name):  # an array of its own kind may raise when it is looked at
             return [self._sets(routing, tree) for routing, tree in zip(routings, trees, strict=True)]
 
     def _sets(self, routing: object, tree: DraftTree) -> ExpertSets:
@@ -131,7 +120,7 @@ class AskedBatch:
         Raises:
             PredictorError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             self._batch.commit(nodes)
 
     def leave(self, index: int) -> None:
@@ -140,5 +129,5 @@ class AskedBatch:
         Raises:
             PredictorError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             self._batch.leave(index)

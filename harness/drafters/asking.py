@@ -6,11 +6,11 @@ as for a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from ecospec.errors import UserError, blame, one_line
+from ecospec.errors import UserError, blaming
 from ecospec.harness.drafters.contract import BoundDrafter, DraftBatch, Drafter, DrafterTarget
 from ecospec.policies import DraftTree
 from ecospec.predictors.contract import NodeStates
@@ -20,19 +20,8 @@ class DrafterError(UserError):
     """A drafter raised, or broke the contract; the text names it."""
 
 
-@contextmanager
-def blaming(name: str) -> Iterator[None]:
-    """Turn what a drafter raises into a `DrafterError`; its own `UserError` and a lack of memory pass."""
-    try:
-        yield
-    except (KeyboardInterrupt, UserError):
-        raise
-    except BaseException as error:
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            raise
-        if "can't allocate memory" in one_line(error):
-            raise
-        raise DrafterError(f"drafter {name!r} {blame(error, __file__)}") from error
+def _blaming(name: str) -> AbstractContextManager[None]:
+    return blaming(f"drafter {name!r}", DrafterError, __file__)
 
 
 def bind(drafter: Drafter, target: DrafterTarget) -> BoundDrafter:
@@ -42,11 +31,11 @@ def bind(drafter: Drafter, target: DrafterTarget) -> BoundDrafter:
         UserError: nothing to load, or it does not fit the target.
         DrafterError: it raised something else, or gave no `BoundDrafter`.
     """
-    with blaming(drafter.name):
+    with _blaming(drafter.name):
         bound: object = drafter.bind(target)
     if not isinstance(bound, BoundDrafter):
         raise DrafterError(f"drafter {drafter.name!r}: bind returned a {type(bound).__name__}; expected a BoundDrafter")
-    with blaming(drafter.name):
+    with _blaming(drafter.name):
         features: object = bound.features
     if not isinstance(features, tuple) or not all(isinstance(each, int | str) for each in features):
         raise DrafterError(
@@ -61,7 +50,7 @@ def note_positions(name: str, bound: BoundDrafter, count: int, request: str) -> 
     Raises:
         DrafterError: it raised.
     """
-    with blaming(name):
+    with _blaming(name):
         bound.note_positions(count, request)
 
 
@@ -79,7 +68,7 @@ class AskedDrafts:
             DrafterError: it raised, or gave no `DraftBatch`.
         """
         self._name, self._vocab, self._nodes = name, vocab, nodes
-        with blaming(name):
+        with _blaming(name):
             batch: object = bound.open(list(capacities))
         if not isinstance(batch, DraftBatch):
             raise self._broken(f"open returned a {type(batch).__name__}; expected a DraftBatch")
@@ -94,7 +83,7 @@ class AskedDrafts:
         Raises:
             DrafterError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             self._batch.start(index, list(tokens), features)  # a copy, as below: what is counted is not theirs
 
     def extend(self, blocks: Sequence[Sequence[int]], features: Sequence[Any]) -> None:
@@ -103,7 +92,7 @@ class AskedDrafts:
         Raises:
             DrafterError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             self._batch.extend([list(block) for block in blocks], list(features))
 
     def draft(self, bonuses: Sequence[int], depths: Sequence[int], top_k: int) -> list[DraftTree]:
@@ -112,12 +101,12 @@ class AskedDrafts:
         Raises:
             DrafterError: it raised, or what it returned are no such trees.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             trees: object = self._batch.draft(list(bonuses), list(depths), top_k)
         if not isinstance(trees, list | tuple) or len(trees) != len(bonuses):
             found = f"{len(trees)} entries" if isinstance(trees, list | tuple) else f"a {type(trees).__name__}"
             raise self._broken(f"draft returned {found} for {len(bonuses)} requests")
-        with blaming(self._name):  # a tree of its own kind may raise when it is looked at
+        with _blaming(self._name):  # a tree of its own kind may raise when it is looked at
             return [self._checked(*each) for each in zip(trees, bonuses, depths, strict=True)]
 
     def _checked(self, tree: object, bonus: int, depth: int) -> DraftTree:
@@ -142,7 +131,7 @@ class AskedDrafts:
         Raises:
             DrafterError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             self._batch.leave(index)
 
     def node_states(self, index: int) -> Callable[[DraftTree], NodeStates]:
@@ -151,7 +140,7 @@ class AskedDrafts:
         Raises:
             DrafterError: it raised.
         """
-        with blaming(self._name):
+        with _blaming(self._name):
             found = self._batch.node_states(index)
         return self._refuse if found is None else found
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST = 400
@@ -46,3 +47,26 @@ def blame(error: BaseException, own_file: str) -> str:
     others = [frame for frame in frames if Path(frame.filename) != Path(own_file)]
     frame = (others or frames)[-1]
     return f"raised {type(error).__name__} ({Path(frame.filename).name}, line {frame.lineno}): {one_line(error)}"
+
+
+@contextmanager
+def blaming(what: str, kind: type[UserError], own_file: str) -> Iterator[None]:
+    """Turn what somebody else's code raises in this block into an error of ours that names it.
+
+    Its own `UserError`, the user's interrupt and a lack of memory pass.
+
+    Args:
+        what: begins the message, such as ``drafter 'mine'``.
+        kind: the error that is raised instead.
+        own_file: of the caller, whose frames are not to blame.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as error:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        if "can't allocate memory" in one_line(error):
+            raise
+        raise kind(f"{what} {blame(error, own_file)}") from error
