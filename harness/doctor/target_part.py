@@ -15,6 +15,7 @@ from torch import nn
 from ecospec.errors import UserError, one_line
 from ecospec.harness.doctor.findings import Diagnosis, size_text
 from ecospec.harness.doctor.headers import Header, has_weights, read_headers
+from ecospec.harness.doctor.scales import look_at_scales
 from ecospec.harness.doctor.storage import (
     ExpertStorage,
     checkpoint_tensors,
@@ -76,6 +77,7 @@ def look_at_target(said: Diagnosis, name: str, found: Checkpoint, wanted: Wanted
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else wanted.dtype
     _look_at_tokenizer(said, label, found.folder, wanted)
     headers = _look_at_tensors(said, label, found, model)
+    look_at_scales(said, label, headers, quantization_of(config))
     # Before the experts are widened; those of some families can be told only when `Target` has adopted them.
     plain = find_experts(model)
     storage = _storage(said, label, model, headers, stored_dtype) if plain else None

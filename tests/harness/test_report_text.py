@@ -13,9 +13,9 @@ from report_records import MANIFEST, METHODS, printed, records, row, summary
 from rich.console import Console
 
 from ecospec.harness.records import AR
-from ecospec.harness.report import MethodInfo, report_json
+from ecospec.harness.report import Lossless, MethodInfo, report_json
 from ecospec.harness.report_markdown import report_markdown
-from ecospec.harness.report_notes import headline, notes
+from ecospec.harness.report_notes import _lossless_sentence, headline, notes
 from ecospec.harness.report_text import print_report, table_width
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -174,3 +174,9 @@ def test_markdown_holds_what_was_run_the_table_the_notes_and_the_definitions() -
 def test_a_report_is_read_without_torch() -> None:
     code = "import sys, ecospec.harness.report_markdown; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("gap", "pointed_out"), [(0.3, False), (4.1, True)])
+def test_a_tie_that_rounding_does_not_make_is_pointed_out(gap: float, pointed_out: bool) -> None:
+    found = Lossless("ties", checked=2, prompts=2, violated=0, ties=3, largest_gap=gap)
+    assert ("more than rounding makes" in _lossless_sentence(found, "all", "bfloat16")) == pointed_out
