@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from ecospec.harness.quantized import settle, unpacked_method, whole_blocks
 from ecospec.harness.target import Target
 from ecospec.predictors.contract import TargetView
 from ecospec.predictors.pretrained import UNLOADABLE, check_complete, check_folder
+
+logger = logging.getLogger("ecospec")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -97,6 +100,14 @@ def load_target(
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # what a missing file leaves
         raise UserError(f"target {name}: its tokenizer has no vocabulary; expected tokenizer files in the folder")
     check_complete("target", name, report)
+    left = sorted(key for key in report.get("unexpected_keys", ()) if not _is_known(key, config))
+    if left:
+        logger.warning(
+            "target %s: its config has no place for %s and %d more of the checkpoint's tensors; they are not used",
+            name,
+            left[0],
+            len(left) - 1,
+        )
     unpacked = unpacked_method(quantization, model)
     if unpacked:
         settle(find_experts(model), dtype)
@@ -110,6 +121,14 @@ def load_target(
         raise UserError(f"target {name}: out of memory on {device}; try a smaller --dtype") from error
     target = Target(model, feature_layers=feature_layers)
     return LoadedTarget(target, tokenizer, name, widen, found.folder, found.commit, unpacked)
+
+
+def _is_known(key: str, config: Any) -> bool:
+    """Whether a tensor that the library leaves is one that it is known to leave: of a layer that predicts further
+    tokens, or frequencies that are computed."""
+    layers = int(getattr(config, "num_hidden_layers", 0))
+    further = range(layers, layers + int(getattr(config, "num_nextn_predict_layers", 0) or 0))
+    return key.endswith("rotary_emb.inv_freq") or any(f".layers.{each}." in f".{key}" for each in further)
 
 
 def needs_code(what: str, name: str) -> UserError:

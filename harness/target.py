@@ -25,12 +25,13 @@ from ecospec.harness.experts import expert_bytes, install
 from ecospec.harness.sharding import expert_count, is_spread, stored_bytes, whole_embedding
 from ecospec.harness.supported import check_config
 from ecospec.policies import DraftTree
+from ecospec.predictors.attention import ATTENTION
 from ecospec.predictors.kv_cache import SlotCache, tree_mask
 from ecospec.predictors.layout import lay_out_linears
 from ecospec.predictors.packing import PackedPass
 from ecospec.predictors.pass_mask import for_several_devices, is_copy
 from ecospec.predictors.pretrained import UNLOADABLE
-from ecospec.predictors.sight import ATTENTION, Sight, passing
+from ecospec.predictors.sight import Sight, passing
 
 FINAL: Final = "final"
 """In place of a feature layer: the decoder's last state, behind its final norm, which the language-model head reads."""

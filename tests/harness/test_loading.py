@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,3 +154,31 @@ def test_tied_embeddings_lack_nothing(tmp_path: Path) -> None:
     loaded = load(write_checkpoint(tmp_path / "tied", tie_word_embeddings=True))
     model = loaded.target.model
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_tensors_that_the_config_has_no_place_for_are_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path / "target")
+    load(folder)
+    assert not ours(caplog)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["num_hidden_layers"] -= 1
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    load(folder)
+    (said,) = ours(caplog)
+    assert f"target {folder}: its config has no place for model.layers." in said
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "ecospec"]
+
+
+def test_loading_a_target_needs_nothing_else_imported(saved: Path) -> None:
+    """What a target's layers go through is registered by what loads it, not by what happens to be imported too."""
+    code = (
+        "import torch; from ecospec.harness.loading import load_target; "
+        f"load_target({str(saved)!r}, dtype=torch.float32, device='cpu')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
