@@ -8,45 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from eagle3_checkpoints import DRAFT_IDS, DRAFT_VOCAB, load, published, refusal
 from safetensors.torch import save_file
 from tiny_models import CONTEXT, FEATURE_LAYERS, HIDDEN, VOCAB, head_facts
 from torch import Tensor
 
-from ecospec.errors import UserError
 from ecospec.harness.drafting import DrafterSession
 from ecospec.harness.eagle3 import Eagle3Config, Eagle3Head
-from ecospec.harness.eagle3_loading import default_feature_layers, load_eagle3
+from ecospec.harness.eagle3_loading import default_feature_layers
 from ecospec.predictors.kv_cache import SlotCache
 
-DRAFT_VOCAB = 20
-HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 8, 48
-DRAFT_IDS = list(range(2, 2 + 3 * DRAFT_VOCAB, 3))
-
-
-def published_tensors(draft_vocab: int = VOCAB) -> dict[str, Tensor]:
-    """Random tensors under the names and shapes of the published checkpoints, with maps where D < V."""
-    shapes = {
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "midlayer.hidden_norm.weight": (HIDDEN,),
-        "midlayer.input_layernorm.weight": (HIDDEN,),
-        "midlayer.post_attention_layernorm.weight": (HIDDEN,),
-        "midlayer.self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * HIDDEN),
-        "midlayer.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, 2 * HIDDEN),
-        "midlayer.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, 2 * HIDDEN),
-        "midlayer.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-        "midlayer.mlp.gate_proj.weight": (INNER, HIDDEN),
-        "midlayer.mlp.up_proj.weight": (INNER, HIDDEN),
-        "midlayer.mlp.down_proj.weight": (HIDDEN, INNER),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (draft_vocab, HIDDEN),
-    }
-    torch.manual_seed(0)
-    tensors = {name: torch.randn(shape) * 0.3 + float(len(shape) == 1) for name, shape in shapes.items()}
-    if draft_vocab < VOCAB:
-        tensors["d2t"] = torch.tensor(DRAFT_IDS) - torch.arange(draft_vocab)
-        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
-        tensors["t2d"][DRAFT_IDS] = True
-    return tensors
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 
 
 def write(folder: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -59,21 +31,7 @@ def write(folder: Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Pa
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A head whose draft vocabulary is smaller than the target's."""
-    return write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), published_tensors(DRAFT_VOCAB))
-
-
-def load(folder: Path, **target: int) -> Eagle3Head:
-    fitting = {"target_vocab": VOCAB, "target_hidden": HIDDEN, "target_layers": 8}
-    return load_eagle3(folder, **{**fitting, **target})
-
-
-def refusal(folder: Path, **target: int) -> str:
-    with pytest.raises(UserError) as caught:
-        load(folder, **target)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"drafter {folder}: ")
-    return message.removeprefix(f"drafter {folder}: ")
+    return write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), published(draft_vocab=DRAFT_VOCAB))
 
 
 # --- the forward pass, from the description of the published heads
@@ -125,7 +83,7 @@ def head_states(head: Eagle3Head, embeddings: Tensor, hidden: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("theta", [10000.0, 50.0])
 def test_a_loaded_head_computes_what_the_layout_describes(tmp_path: Path, theta: float) -> None:
-    tensors = published_tensors(DRAFT_VOCAB)
+    tensors = published(draft_vocab=DRAFT_VOCAB)
     head = load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB, rope_theta=theta), tensors))
     torch.manual_seed(1)
     embeddings, features = torch.randn(7, HIDDEN), torch.randn(7, 3 * HIDDEN)
@@ -141,8 +99,8 @@ def test_a_loaded_head_computes_what_the_layout_describes(tmp_path: Path, theta:
 def test_without_a_rope_theta_it_is_ten_thousand(tmp_path: Path) -> None:
     facts = head_facts(draft_vocab=DRAFT_VOCAB)
     del facts["rope_theta"]
-    head = load(write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB)))
-    given = load(write(tmp_path / "given", head_facts(draft_vocab=DRAFT_VOCAB), published_tensors(DRAFT_VOCAB)))
+    head = load(write(tmp_path / "head", facts, published(draft_vocab=DRAFT_VOCAB)))
+    given = load(write(tmp_path / "given", head_facts(draft_vocab=DRAFT_VOCAB), published(draft_vocab=DRAFT_VOCAB)))
     torch.testing.assert_close(head.rotary.inv_freq, given.rotary.inv_freq)
 
 
@@ -155,7 +113,7 @@ def test_the_embedding_comes_before_the_hidden_state(small: Path) -> None:
 
 def test_a_published_checkpoint_loads_whole(small: Path) -> None:
     head = load(small)
-    for name, tensor in published_tensors(DRAFT_VOCAB).items():
+    for name, tensor in published(draft_vocab=DRAFT_VOCAB).items():
         if name not in ("d2t", "t2d"):
             assert torch.equal(head.get_parameter(name), tensor), name
     assert head.config.feature_layers == FEATURE_LAYERS
@@ -168,12 +126,12 @@ def test_the_map_holds_offsets(small: Path) -> None:
 
 @pytest.mark.parametrize("written", [None, VOCAB])
 def test_with_one_vocabulary_no_map_is_needed(tmp_path: Path, written: int | None) -> None:
-    head = load(write(tmp_path / "head", head_facts(draft_vocab=written), published_tensors()))
+    head = load(write(tmp_path / "head", head_facts(draft_vocab=written), published(draft_vocab=VOCAB)))
     assert head.to_target_ids(torch.arange(VOCAB)).tolist() == list(range(VOCAB))
 
 
 def test_bfloat16_tensors_load(tmp_path: Path) -> None:
-    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in published_tensors(DRAFT_VOCAB).items()}
+    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in published(draft_vocab=DRAFT_VOCAB).items()}
     head = load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors))
     assert torch.equal(head.fc.weight, tensors["fc.weight"].to(head.fc.weight.dtype))
 
@@ -190,7 +148,7 @@ def test_the_default_layers_are_a_low_a_middle_and_a_high_output() -> None:
 def test_a_head_that_names_no_layers_gets_the_default(tmp_path: Path) -> None:
     facts = head_facts(draft_vocab=DRAFT_VOCAB)
     del facts["eagle_config"]
-    folder = write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB))
+    folder = write(tmp_path / "head", facts, published(draft_vocab=DRAFT_VOCAB))
     assert load(folder, target_layers=8).config.feature_layers == (1, 3, 4)
     assert refusal(folder, target_layers=6) == (
         "its config names no eagle_aux_hidden_state_layer_ids, and the default [1, 2, 2] is no choice for a "
@@ -200,7 +158,7 @@ def test_a_head_that_names_no_layers_gets_the_default(tmp_path: Path) -> None:
 
 def test_another_number_of_layers_than_three_is_refused(tmp_path: Path) -> None:
     facts = head_facts(draft_vocab=DRAFT_VOCAB, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
-    folder = write(tmp_path / "head", facts, published_tensors(DRAFT_VOCAB))
+    folder = write(tmp_path / "head", facts, published(draft_vocab=DRAFT_VOCAB))
     assert "names (1, 2) feature layers, expected three" in refusal(folder)
 
 
@@ -242,14 +200,14 @@ def test_more_than_one_layer_is_refused(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "h",
         head_facts(draft_vocab=DRAFT_VOCAB, num_hidden_layers=2),
-        published_tensors(DRAFT_VOCAB),
+        published(draft_vocab=DRAFT_VOCAB),
     )
     assert "num_hidden_layers is 2, expected 1" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["fc.weight", "midlayer.self_attn.k_proj.weight", "lm_head.weight"])
 def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
-    tensors = published_tensors()
+    tensors = published(draft_vocab=VOCAB)
     shape = tuple(tensors.pop(name).shape)
     folder = write(tmp_path / "head", head_facts(), tensors)
     assert refusal(folder) == f"tensor {name} has shape nothing, expected {shape}"
@@ -257,18 +215,18 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_tensor_that_would_be_ignored_is_named(tmp_path: Path) -> None:
     extra = {"input_norm.weight": torch.ones(3 * HIDDEN)}
-    folder = write(tmp_path / "head", head_facts(), {**published_tensors(), **extra})
+    folder = write(tmp_path / "head", head_facts(), {**published(draft_vocab=VOCAB), **extra})
     assert refusal(folder) == f"tensor input_norm.weight has shape {(3 * HIDDEN,)}, expected no such tensor"
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
-    tensors = {**published_tensors(), "fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
+    tensors = {**published(draft_vocab=VOCAB), "fc.weight": torch.zeros(HIDDEN, 2 * HIDDEN)}
     folder = write(tmp_path / "head", head_facts(), tensors)
     assert refusal(folder) == f"tensor fc.weight has shape {(HIDDEN, 2 * HIDDEN)}, expected {(HIDDEN, 3 * HIDDEN)}"
 
 
 def test_a_smaller_draft_vocabulary_without_a_map_is_refused(tmp_path: Path) -> None:
-    tensors = published_tensors(DRAFT_VOCAB)
+    tensors = published(draft_vocab=DRAFT_VOCAB)
     del tensors["d2t"], tensors["t2d"]
     folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
     assert refusal(folder) == (
@@ -279,7 +237,7 @@ def test_a_smaller_draft_vocabulary_without_a_map_is_refused(tmp_path: Path) -> 
 
 def test_a_map_of_absolute_ids_is_refused(tmp_path: Path) -> None:
     """Read as offsets, [2, 5, …, 59] reaches 59 + 19, which is no target id."""
-    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": torch.tensor(DRAFT_IDS)}
+    tensors = {**published(draft_vocab=DRAFT_VOCAB), "d2t": torch.tensor(DRAFT_IDS)}
     folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
     assert "it holds offsets: target id = draft id + d2t" in refusal(folder)
 
@@ -288,7 +246,7 @@ def test_absolute_ids_that_could_be_offsets_are_given_away_by_the_mask(tmp_path:
     low = torch.arange(DRAFT_VOCAB)  # i + i stays inside the vocabulary
     mask = torch.zeros(VOCAB, dtype=torch.bool)
     mask[low] = True
-    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": low, "t2d": mask}
+    tensors = {**published(draft_vocab=DRAFT_VOCAB), "d2t": low, "t2d": mask}
     folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
     assert refusal(folder) == "t2d does not mark the target ids that d2t maps to"
 
@@ -302,26 +260,26 @@ def test_absolute_ids_that_could_be_offsets_are_given_away_by_the_mask(tmp_path:
 )
 def test_a_map_to_no_or_to_equal_target_ids_is_refused(tmp_path: Path, d2t: Tensor) -> None:
     folder = write(
-        tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), {**published_tensors(DRAFT_VOCAB), "d2t": d2t}
+        tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), {**published(draft_vocab=DRAFT_VOCAB), "d2t": d2t}
     )
     assert f"d2t must map draft ids to different target ids below {VOCAB}" in refusal(folder)
 
 
 def test_a_map_of_another_length_is_refused(tmp_path: Path) -> None:
-    tensors = {**published_tensors(DRAFT_VOCAB), "d2t": torch.zeros(5, dtype=torch.long)}
+    tensors = {**published(draft_vocab=DRAFT_VOCAB), "d2t": torch.zeros(5, dtype=torch.long)}
     folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
     assert refusal(folder) == f"d2t has shape (5,), expected {(DRAFT_VOCAB,)}"
 
 
 def test_a_mask_that_disagrees_with_the_map_is_refused(tmp_path: Path) -> None:
-    tensors = published_tensors(DRAFT_VOCAB)
+    tensors = published(draft_vocab=DRAFT_VOCAB)
     tensors["t2d"][DRAFT_IDS[3]] = False
     folder = write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors)
     assert refusal(folder) == "t2d does not mark the target ids that d2t maps to"
 
 
 def test_a_map_without_a_mask_is_enough(tmp_path: Path) -> None:
-    tensors = published_tensors(DRAFT_VOCAB)
+    tensors = published(draft_vocab=DRAFT_VOCAB)
     del tensors["t2d"]
     load(write(tmp_path / "head", head_facts(draft_vocab=DRAFT_VOCAB), tensors))
 
@@ -332,12 +290,12 @@ def test_a_head_for_another_target_is_refused(small: Path, tmp_path: Path) -> No
         refusal(small, target_hidden=HIDDEN * 2)
         == f"target_hidden_size is {HIDDEN}, expected {HIDDEN * 2} for this target"
     )
-    other = write(tmp_path / "other", head_facts(target_hidden_size=HIDDEN * 2), published_tensors())
+    other = write(tmp_path / "other", head_facts(target_hidden_size=HIDDEN * 2), published(draft_vocab=VOCAB))
     assert refusal(other, target_hidden=HIDDEN * 2) == f"hidden_size is {HIDDEN}, expected {HIDDEN * 2} for this target"
 
 
 def test_a_draft_vocabulary_larger_than_the_targets_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "head", head_facts(draft_vocab=VOCAB + 1), published_tensors(VOCAB + 1))
+    folder = write(tmp_path / "head", head_facts(draft_vocab=VOCAB + 1), published(draft_vocab=VOCAB + 1))
     assert refusal(folder) == f"draft vocabulary {VOCAB + 1} exceeds the target's {VOCAB}"
 
 
@@ -350,8 +308,8 @@ def test_without_target_hidden_size_it_is_the_heads_own() -> None:
 
 def test_a_head_with_its_own_embedding_uses_it(tmp_path: Path) -> None:
     own = torch.randn(VOCAB, HIDDEN)
-    given = load(write(tmp_path / "given", head_facts(), {**published_tensors(), "embed_tokens.weight": own}))
-    lacks = load(write(tmp_path / "lacks", head_facts(), published_tensors()))
+    given = load(write(tmp_path / "given", head_facts(), {**published(draft_vocab=VOCAB), "embed_tokens.weight": own}))
+    lacks = load(write(tmp_path / "lacks", head_facts(), published(draft_vocab=VOCAB)))
     features, other = torch.randn(3, 3 * HIDDEN), torch.randn(VOCAB, HIDDEN)
     trees = []
     for head, embedding in ((given, other), (lacks, own), (lacks, other)):
@@ -364,14 +322,14 @@ def test_a_head_with_its_own_embedding_uses_it(tmp_path: Path) -> None:
 
 
 def test_an_embedding_of_another_shape_is_refused(tmp_path: Path) -> None:
-    tensors = {**published_tensors(), "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN + 1)}
+    tensors = {**published(draft_vocab=VOCAB), "embed_tokens.weight": torch.zeros(VOCAB, HIDDEN + 1)}
     assert "the shape of embed_tokens.weight is" in refusal(write(tmp_path / "head", head_facts(), tensors))
 
 
 def test_a_head_with_its_own_embedding_may_be_of_another_width_than_the_target(tmp_path: Path) -> None:
     wide = {"embed_tokens.weight": torch.randn(VOCAB, HIDDEN), "fc.weight": torch.randn(HIDDEN, 3 * 2 * HIDDEN)}
     facts = head_facts(target_hidden_size=2 * HIDDEN)
-    head = load(write(tmp_path / "head", facts, {**published_tensors(), **wide}), target_hidden=2 * HIDDEN)
+    head = load(write(tmp_path / "head", facts, {**published(draft_vocab=VOCAB), **wide}), target_hidden=2 * HIDDEN)
     session = DrafterSession(head, torch.full((VOCAB, 2 * HIDDEN), torch.nan), 30)
     session.extend([3, 4], torch.randn(2, 6 * HIDDEN))
     assert session.draft(4, 2, 2).size == 7
