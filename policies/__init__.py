@@ -5,7 +5,7 @@ NumPy and pluggy only. A policy author needs to read this folder alone.
 
 from ecospec.policies.builtin import Confidence, GlobalCost, MarginalCost, Oracle
 from ecospec.policies.contract import (
-    CostModel,
+    AcceptanceNeed,
     ExpertNeed,
     Policy,
     Selection,
@@ -14,12 +14,14 @@ from ecospec.policies.contract import (
     run_policy,
     validate_selection,
 )
+from ecospec.policies.cost import CostModel
 from ecospec.policies.experts import ExpertSets, count_pairs
 from ecospec.policies.hookspecs import hookimpl
 from ecospec.policies.spec import Registry, parse_spec, spec_of, split_specs
 from ecospec.policies.tree import DraftTree
 
 __all__ = [
+    "AcceptanceNeed",
     "Confidence",
     "CostModel",
     "DraftTree",

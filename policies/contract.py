@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ecospec.errors import UserError, blame, one_line
 from ecospec.policies.arrays import FloatArray, IntArray, WordArray, frozen
+from ecospec.policies.cost import CostModel
 from ecospec.policies.experts import ExpertSets
 from ecospec.policies.spec import summary
 from ecospec.policies.tree import DraftTree
@@ -37,12 +38,15 @@ class ExpertNeed(Enum):
     """The target's true routing, from an extra forward pass that no timing includes."""
 
 
-class CostModel(Protocol):
-    """What one verification step would cost on the measured device."""
+class AcceptanceNeed(Enum):
+    """Which acceptance estimates a policy wants in its requests."""
 
-    def verify_seconds(self, tokens: int, expert_pairs: int) -> float:
-        """Seconds to verify `tokens` tokens that touch `expert_pairs` (layer, expert) pairs in all."""
-        ...
+    DRAFT = "draft"
+    """The draft's own path probabilities: `request.acceptance` is None, and no estimator runs."""
+    ESTIMATED = "estimated"
+    """The estimator's, known before verification; None where the run was asked to do without one."""
+    TRUE = "true"
+    """1 for the nodes that the target will accept and 0 for the others, from an extra pass that no timing includes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +58,7 @@ class SelectionRequest:
         budget: γ, how many tokens the step may verify, root included; at least 1.
         experts: the expert set of each node, of the kind the policy's `needs` asks for, or None.
         covered: B₀, uint64[words], pairs that the step reads whatever is selected; None for no pairs.
-        cost_model: the device's cost model, or None where none was measured.
+        cost_model: what a step costs on this device, or None where the policy does not ask for it.
         acceptance: float64[N], the estimated probability that node i and all of its path are
             accepted; None to use the draft's own `tree.path_probs`. It may rise along a path.
 
@@ -100,6 +104,16 @@ class SelectionRequest:
         """
         return self.expert_sets().path_footprints(self.tree)
 
+    def cost(self) -> CostModel:
+        """The device's cost model, never None.
+
+        Raises:
+            ValueError: the policy's `needs_cost_model` did not ask for one.
+        """
+        if self.cost_model is None:
+            raise ValueError("no cost model in this request; declare needs_cost_model = True")
+        return self.cost_model
+
     def initial_buffer(self) -> WordArray:
         """uint64[words], a fresh copy of B₀ to update in place.
 
@@ -132,6 +146,10 @@ class Policy(ABC):
     """Other names for it. A subclass does not inherit them."""
     needs: ClassVar[ExpertNeed] = ExpertNeed.NONE
     """Which expert sets `select` looks at."""
+    acceptance: ClassVar[AcceptanceNeed] = AcceptanceNeed.DRAFT
+    """Which estimates of acceptance it looks at."""
+    needs_cost_model: ClassVar[bool] = False
+    """Whether it looks at `request.cost_model`, which is there then."""
     description: ClassVar[str] = ""
     """The first paragraph of the class's docstring, on one line."""
 

@@ -1,0 +1,68 @@
+"""What a decode step costs: the model that cost-aware policies weigh acceptance against."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of a decode step, linear in what its verification pass reads and computes.
+
+        T_verify = a + b · (unique (layer, expert) pairs) + c · tokens
+
+    Attributes:
+        fixed_seconds: a, what a pass takes whatever it verifies.
+        pair_seconds: b, for each (layer, expert) pair that the pass reads.
+        token_seconds: c, for each token that it verifies.
+        other_seconds: the rest of the step (draft, predict, select, commit), the same whatever is selected.
+        pairs_by_tokens: unique pairs that a pass over 1, 2, … tokens reads on average, as measured on text. Each is at
+            least the one before it.
+
+    Raises:
+        ValueError: a number is negative or not finite, all seconds are 0, or the pairs fall.
+    """
+
+    fixed_seconds: float
+    pair_seconds: float
+    token_seconds: float
+    other_seconds: float = 0.0
+    pairs_by_tokens: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        seconds = (self.fixed_seconds, self.pair_seconds, self.token_seconds, self.other_seconds)
+        for value in (*seconds, *self.pairs_by_tokens):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"a cost model holds finite numbers of at least 0, got {value}")
+        if not any(seconds):
+            raise ValueError("a cost model in which a step costs nothing")
+        if any(after < before for before, after in pairwise(self.pairs_by_tokens)):
+            raise ValueError(f"more tokens never read fewer experts, got {self.pairs_by_tokens}")
+
+    def verify_seconds(self, tokens: float, expert_pairs: float) -> float:
+        """Seconds to verify `tokens` tokens that touch `expert_pairs` unique (layer, expert) pairs in all."""
+        return self.fixed_seconds + self.pair_seconds * expert_pairs + self.token_seconds * tokens
+
+    def step_seconds(self, tokens: float, expert_pairs: float) -> float:
+        """Seconds of the whole step: verification and all that goes with it."""
+        return self.other_seconds + self.verify_seconds(tokens, expert_pairs)
+
+    def expected_pairs(self, tokens: int) -> float:
+        """Unique pairs that a pass over so many tokens of text reads on average.
+
+        Beyond what was measured, every further token adds what the last one added.
+
+        Raises:
+            ValueError: `tokens` is below 1, or none were measured.
+        """
+        if tokens < 1:
+            raise ValueError(f"expected at least 1 token, got {tokens}")
+        measured = self.pairs_by_tokens
+        if not measured:
+            raise ValueError("this cost model was made without pairs_by_tokens")
+        if tokens <= len(measured):
+            return measured[tokens - 1]
+        last = measured[-1] - measured[-2] if len(measured) > 1 else measured[-1]
+        return measured[-1] + last * (tokens - len(measured))
