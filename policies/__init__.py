@@ -18,10 +18,14 @@ from ecospec.policies.cost import CostModel
 from ecospec.policies.experts import ExpertSets, count_pairs
 from ecospec.policies.hookspecs import hookimpl
 from ecospec.policies.spec import Registry, parse_spec, spec_of, split_specs
+from ecospec.policies.throughput import Adaptive, Throughput
 from ecospec.policies.tree import DraftTree
+from ecospec.policies.yardsticks import Clairvoyant, Optimal
 
 __all__ = [
     "AcceptanceNeed",
+    "Adaptive",
+    "Clairvoyant",
     "Confidence",
     "CostModel",
     "DraftTree",
@@ -29,12 +33,14 @@ __all__ = [
     "ExpertSets",
     "GlobalCost",
     "MarginalCost",
+    "Optimal",
     "Oracle",
     "Policy",
     "Registry",
     "Selection",
     "SelectionError",
     "SelectionRequest",
+    "Throughput",
     "count_pairs",
     "hookimpl",
     "parse_spec",

@@ -1,4 +1,4 @@
-"""The four policies of the paper (EcoSpec, arXiv 2607.12696), registered like anyone else's.
+"""The four policies of the paper (EcoSpec, arXiv 2607.12696), registered with the others like anyone else's.
 
 Each grows the selection S from the root, one node at a time, and so keeps it prefix-closed: a node is
 a candidate once its parent is in S. The paper ranks *all* unselected nodes instead and shows that the
@@ -10,17 +10,17 @@ probabilities; for acceptance estimates that do rise, only the candidates below 
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ecospec.errors import UserError
-from ecospec.policies.arrays import FloatArray
 from ecospec.policies.contract import ExpertNeed, Policy, SelectionRequest
 from ecospec.policies.experts import count_pairs
+from ecospec.policies.growing import grow_by_score
 from ecospec.policies.hookspecs import hookimpl
-from ecospec.policies.tree import DraftTree
+from ecospec.policies.throughput import Adaptive, Throughput
+from ecospec.policies.yardsticks import Clairvoyant, Optimal
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,6 @@ class Oracle(MarginalCost):
     needs: ClassVar[ExpertNeed] = ExpertNeed.ORACLE
 
 
-def grow_by_score(tree: DraftTree, budget: int, scores: FloatArray) -> list[int]:
-    """Repeatedly take the best-scoring node whose parent is taken, until `budget` nodes are.
-
-    For scores that do not depend on the selection: float64[N]. The root comes first whatever its score.
-    Ties go to the shallower node, then to the lower index.
-    """
-    ranks = list(zip((-scores).tolist(), tree.depths.tolist(), range(tree.size), strict=True))
-    selected: list[int] = []
-    candidates = [ranks[0]]
-    while candidates and len(selected) < budget:
-        _, _, pick = heapq.heappop(candidates)
-        selected.append(pick)
-        for child in tree.children[pick]:
-            heapq.heappush(candidates, ranks[child])
-    return selected
-
-
 @hookimpl
 def ecospec_policies() -> list[type[Policy]]:
-    return [Confidence, GlobalCost, MarginalCost, Oracle]
+    return [Confidence, GlobalCost, MarginalCost, Oracle, Adaptive, Throughput, Optimal, Clairvoyant]

@@ -44,5 +44,5 @@ def test_nothing_is_expected_of_no_token_or_without_a_measurement() -> None:
     ],
 )
 def test_nonsense_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="cost model|never read fewer"):
+    with pytest.raises(ValueError, match=r"cost model|never read fewer"):
         CostModel(**{"fixed_seconds": 1.0, "pair_seconds": 1.0, "token_seconds": 1.0, **values})  # type: ignore[arg-type]
