@@ -263,7 +263,7 @@ def plugins_command() -> None:
 
     plugins = load_plugins()
     console = Console(width=console_width())
-    for registry in (plugins.policies, plugins.predictors, plugins.drafters):
+    for registry in (plugins.policies, plugins.predictors, plugins.estimators, plugins.drafters):
         kind = registry.kind
         table = Table(title=f"{kind} plugins", title_justify="left", title_style="bold")
         for column in (kind, "parameters", "from", "what it does"):

@@ -79,6 +79,11 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=DEFAULTS.predictor,
         help="Expert predictor NAME[:parameter=value,...]; with several, policies that use one are run with each.",
     ),
+    option(
+        "--acceptance",
+        default=DEFAULTS.acceptance,
+        help="Acceptance estimator NAME[:parameter=value,...], for policies that look at one; draft does without.",
+    ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
     option("--target-revision", help="Of a target on the hub: branch, tag or commit.  [default: the newest]"),
     option(

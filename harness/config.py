@@ -16,6 +16,7 @@ class RunConfig:
 
     Attributes:
         predictor: with several, every policy that needs predicted expert sets is run with each.
+        acceptance: estimator for the policies that look at estimates of acceptance.
         target: None for the embedded model, else a checkpoint folder or hub name.
         target_revision, drafter_revision: of a hub name: branch, tag or commit; None for the newest.
         trust_remote_code: whether Python files of the target's checkpoint may run.
@@ -42,6 +43,7 @@ class RunConfig:
     policy: tuple[str, ...]
     baseline: str = "confidence"
     predictor: tuple[str, ...] = ("feature",)
+    acceptance: str = "isotonic"
     target: str | None = None
     target_revision: str | None = None
     trust_remote_code: bool = False

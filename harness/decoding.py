@@ -28,7 +28,9 @@ from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
 from ecospec.harness.target_batch import TargetBatch
 from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
-from ecospec.policies import DraftTree, ExpertNeed, ExpertSets, Policy
+from ecospec.policies import AcceptanceNeed, CostModel, DraftTree, ExpertNeed, ExpertSets, Policy
+from ecospec.policies.arrays import FloatArray
+from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.asking import AskedBatch
 from ecospec.predictors.contract import BoundPredictor, PredictionRequest, Routing
 
@@ -104,6 +106,8 @@ class Speculation:
         drafter: bound to the target; a bare EAGLE-3 head is bound when it is used. ``drafter_name`` is for messages.
         budget: γ, tokens verified a step, root included.
         predictor: needed by a policy that asks for predicted expert sets; ``predictor_name`` is for messages.
+        estimator: asked where the policy wants estimates of acceptance; None for the draft's own probabilities.
+        cost_model: needed by a policy that asks for one.
     """
 
     policy: Policy
@@ -115,6 +119,8 @@ class Speculation:
     predictor_is_oracle: bool = False
     predictor_name: str = "unnamed"
     drafter_name: str = "eagle3"
+    estimator: AskedEstimator | None = None
+    cost_model: CostModel | None = None
 
     @property
     def tree_size(self) -> int:
@@ -122,10 +128,12 @@ class Speculation:
         return 1 + self.draft_topk + max(0, self.draft_steps - 1) * self.draft_topk**2
 
     @property
-    def sees_true_routing(self) -> bool:
+    def sees_ahead(self) -> bool:
         """Whether its selections use what only an extra pass can know; then it has no honest speed-up."""
-        return self.policy.needs is ExpertNeed.ORACLE or (
-            self.policy.needs is ExpertNeed.PREDICTED and self.predictor_is_oracle
+        return (
+            self.policy.needs is ExpertNeed.ORACLE
+            or self.policy.acceptance is AcceptanceNeed.TRUE
+            or (self.policy.needs is ExpertNeed.PREDICTED and self.predictor_is_oracle)
         )
 
 
@@ -234,7 +242,10 @@ def decode_speculative_batch(
         experts = _expert_sets(method, trees, session, predictor, watch)
         if method.policy.needs is not ExpertNeed.NONE:
             watch.mark("predict")
-        selected = select_rows(method.policy, trees, experts, method.budget)
+        acceptance = _acceptance(method, trees, session, drafter, [streams[i] for i in going], watch)
+        selected = select_rows(
+            method.policy, trees, experts, method.budget, cost_model=method.cost_model, acceptance=acceptance
+        )
         watch.mark("select")
         if observe is not None:
             with watch.excluded():
@@ -305,6 +316,41 @@ def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
     routing = session.verify(tree, np.arange(tree.size)).routing
     result: Routing = routing.cpu().numpy()
     return result
+
+
+def true_acceptance(session: TargetSession, tree: DraftTree, chooser: TokenChooser, position: int) -> FloatArray:
+    """float64 [N], 1 for the nodes that the target will accept and 0 for the others, by an extra pass.
+
+    Args:
+        position: output position that follows the root.
+    """
+    nodes = np.arange(tree.size)
+    rows, _ = accept(tree, nodes, session.verify(tree, nodes).logits, chooser, position)
+    accepted = np.zeros(tree.size)
+    accepted[rows] = 1.0
+    return accepted
+
+
+def _acceptance(
+    method: Speculation,
+    trees: Sequence[DraftTree],
+    session: TargetBatch,
+    drafter: AskedDrafts,
+    streams: Sequence[Stream],
+    watch: Stopwatch,
+) -> list[FloatArray] | None:
+    """The estimates the policy asks for; what will truly be accepted is found out outside every timing."""
+    if method.policy.acceptance is AcceptanceNeed.TRUE:
+        with watch.excluded():
+            return [
+                true_acceptance(each, tree, stream.chooser, len(stream.rule.tokens))
+                for each, tree, stream in zip(session.sessions, trees, streams, strict=True)
+            ]
+    if method.policy.acceptance is AcceptanceNeed.DRAFT or method.estimator is None:
+        return None
+    found = [method.estimator.estimate(tree, drafter.node_states(row)) for row, tree in enumerate(trees)]
+    watch.mark("estimate")
+    return found
 
 
 def _start_predictor(

@@ -68,10 +68,12 @@ class Expansion:
 
     Attributes:
         nodes: int64 [M]. states: [M, H].
+        log_probs: of what was drafted from them, [m, D] a level, M in all.
     """
 
     nodes: np.ndarray
     states: Tensor
+    log_probs: Sequence[Tensor] = ()
 
     def node_states(self, tree: DraftTree) -> NodeStates:
         """The states for all nodes of the tree that grew."""
@@ -80,7 +82,12 @@ class Expansion:
         parents = tree.parents.tolist()
         rows = np.array([place[node if node in place else parents[node]] for node in range(len(parents))])
         own = np.array([node in place for node in range(len(parents))])
-        return NodeStates(self.states, rows, own)
+        return NodeStates(self.states, rows, own, self._entropies if self.log_probs else None)
+
+    def _entropies(self) -> Tensor:
+        """[M], in nats."""
+        log_probs = torch.cat(list(self.log_probs))
+        return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)  # what has no probability adds nothing
 
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]
@@ -278,7 +285,8 @@ def draft_trees(
         return [(tree, Expansion(root, roots[row : row + 1])) for row, tree in enumerate(alone)]
     top_k = min(top_k, head.draft_vocab_size)
     size, device = len(bonuses), roots.device
-    log_probs, ids = _top_children(head, roots, top_k)
+    log_probs, ids, every = _top_children(head, roots, top_k)
+    distributions = [every.unflatten(0, (size, 1))]
     tokens, parents, scores = [ids], [torch.zeros_like(ids)], [log_probs]
     beam_tokens, beam_paths = ids, log_probs
     beam_nodes = torch.arange(1, top_k + 1, device=device).expand(size, -1)
@@ -290,7 +298,8 @@ def draft_trees(
     for depth in range(1, max(steps)):
         states = run(beam_tokens.flatten(), hidden, depth, seen)
         expanded.append(states.view(size, top_k, -1))
-        log_probs, ids = _top_children(head, states, top_k)
+        log_probs, ids, every = _top_children(head, states, top_k)
+        distributions.append(every.unflatten(0, (size, top_k)))
         children, grown = ids.view(size, -1), log_probs.view(size, -1)
         tokens.append(children)
         parents.append(beam_nodes.repeat_interleave(top_k, dim=1))
@@ -317,7 +326,8 @@ def draft_trees(
         # A node's children stand together, in the order in which the nodes were expanded; those of the last level of a
         # shallower tree were expanded for its neighbours alone.
         count = 1 + top_k * max(0, depth - 1)
-        grown_trees.append((tree, Expansion(parent_ids[row, ::top_k][:count], states[row, :count])))
+        levels = [level[row] for level in distributions[: max(1, depth)]]
+        grown_trees.append((tree, Expansion(parent_ids[row, ::top_k][:count], states[row, :count], levels)))
     return grown_trees
 
 
@@ -329,8 +339,8 @@ def _rooted(bonus: int, tokens: np.ndarray, parents: np.ndarray, probs: np.ndarr
     )
 
 
-def _top_children(head: Proposer, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and target ids [n, k] of the k likeliest children of n states."""
+def _top_children(head: Proposer, states: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities and target ids [n, k] of the k likeliest children of n states, and all log-probabilities."""
     log_probs = head.logits(states).float().log_softmax(-1)
     best, draft_ids = log_probs.topk(top_k, dim=-1)
-    return best, head.to_target_ids(draft_ids)
+    return best, head.to_target_ids(draft_ids), log_probs

@@ -113,7 +113,8 @@ class EcospecLM(TemplateLM):
         self.method: Speculation | None = None
         if not plain:
             predictors = create_predictors(plugins, self.config.predictor)
-            (self.method,) = load_speculations(self.config, policies, predictors, parts).values()
+            estimator = plugins.create_estimator(self.config.acceptance)
+            (self.method,) = load_speculations(self.config, policies, predictors, estimator, parts).values()
         self.label = AR if plain else next(iter(policies))
         self._eos = eos_ids(self._target.model, self.tokenizer)
         self._thinking = thinking

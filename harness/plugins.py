@@ -24,11 +24,13 @@ import pluggy
 
 import ecospec.harness.drafters.hookspecs
 import ecospec.policies.hookspecs
+import ecospec.predictors.acceptance.hookspecs
 import ecospec.predictors.hookspecs
 import ecospec.suites.hookspecs
 from ecospec.errors import UserError, nearest, one_line
 from ecospec.harness.drafters.contract import Drafter
 from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
+from ecospec.predictors.acceptance.contract import AcceptanceEstimator
 from ecospec.predictors.contract import Predictor
 from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_task_file, read_task_file
 
@@ -38,6 +40,7 @@ BUILTIN_PROVIDER: Final = "ecospec"
 BUILTIN_MODULES: Final = (
     "ecospec.policies.builtin",
     "ecospec.predictors.builtin",
+    "ecospec.predictors.acceptance.builtin",
     "ecospec.harness.drafters.builtin",
 )
 
@@ -60,7 +63,7 @@ class BrokenPlugin:
     claims: frozenset[str]
     """What a user may type who means it."""
     kind: str = ""
-    """"policy", "predictor", "drafter" or "suite"; empty when the plugin as a whole does not load."""
+    """A registry's kind, such as policy, or suite; empty when the plugin as a whole does not load."""
     part: str = ""
     """The class or file that was left out; empty when it was more than one."""
 
@@ -76,6 +79,9 @@ class Plugins:
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy", Policy))
     predictors: Registry[Predictor] = field(default_factory=lambda: Registry("predictor", Predictor))
     drafters: Registry[Drafter] = field(default_factory=lambda: Registry("drafter", Drafter))
+    estimators: Registry[AcceptanceEstimator] = field(
+        default_factory=lambda: Registry("acceptance estimator", AcceptanceEstimator)
+    )
     suites: InstalledSuites = field(default_factory=InstalledSuites)
     broken: list[BrokenPlugin] = field(default_factory=list)
 
@@ -104,6 +110,10 @@ class Plugins:
     def create_drafter(self, spec: str) -> Drafter:
         """The drafter that a spec describes; raises as `create_policy` does."""
         return self._create(self.drafters, spec)
+
+    def create_estimator(self, spec: str) -> AcceptanceEstimator:
+        """The acceptance estimator that a spec describes; raises as `create_policy` does."""
+        return self._create(self.estimators, spec)
 
     def _create(self, registry: Registry[T], spec: str) -> T:
         name, _ = parse_spec(spec)
@@ -139,6 +149,7 @@ def load_plugins() -> Plugins:
     manager = pluggy.PluginManager("ecospec")
     manager.add_hookspecs(ecospec.policies.hookspecs)
     manager.add_hookspecs(ecospec.predictors.hookspecs)
+    manager.add_hookspecs(ecospec.predictors.acceptance.hookspecs)
     manager.add_hookspecs(ecospec.harness.drafters.hookspecs)
     manager.add_hookspecs(ecospec.suites.hookspecs)
 
@@ -211,6 +222,7 @@ def _collect(manager: pluggy.PluginManager, plugins: Plugins, name: str, provide
     registries: dict[str, Registry[Any] | InstalledSuites] = {
         "ecospec_policies": plugins.policies,
         "ecospec_predictors": plugins.predictors,
+        "ecospec_estimators": plugins.estimators,
         "ecospec_drafters": plugins.drafters,
         "ecospec_suites": plugins.suites,
     }

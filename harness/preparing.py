@@ -30,7 +30,9 @@ from ecospec.harness.plugins import Plugins
 from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.target import Target
-from ecospec.policies import ExpertNeed, Policy, spec_of
+from ecospec.policies import AcceptanceNeed, ExpertNeed, Policy, spec_of
+from ecospec.predictors.acceptance.asking import AskedEstimator, bind_estimator
+from ecospec.predictors.acceptance.contract import AcceptanceEstimator
 from ecospec.predictors.asking import bind
 from ecospec.predictors.contract import BoundPredictor, Predictor, TargetView
 from ecospec.predictors.pretrained import check_folder
@@ -222,21 +224,29 @@ def load_parts(config: RunConfig, drafter: Drafter, device: str, dtype: torch.dt
 
 
 def load_speculations(
-    config: RunConfig, policies: Mapping[str, Policy], predictors: Mapping[str, Predictor], parts: Parts
+    config: RunConfig,
+    policies: Mapping[str, Policy],
+    predictors: Mapping[str, Predictor],
+    estimator: AcceptanceEstimator,
+    parts: Parts,
 ) -> dict[str, Speculation]:
     """A speculative method for each policy, by its label; where it needs a predictor, one for each of them.
 
     Raises:
-        UserError: a predictor does not fit the target.
+        UserError: a predictor or the estimator does not fit the target.
     """
     sizes = (config.budget, config.draft_steps, config.draft_topk)
+    wanted = any(policy.acceptance is AcceptanceNeed.ESTIMATED for policy in policies.values())
+    asked = _bound_estimator(estimator, parts, config.temperature) if wanted else None
     methods: dict[str, Speculation] = {}
     for method in method_parts(policies, predictors):
         policy = policies[method.policy]
         if policy.needs is not ExpertNeed.NONE:
             check_experts(parts.loaded.target, f"policy {policy.name!r}")
         if method.predictor is None:
-            methods[method.label] = Speculation(policy, parts.drafter, *sizes, drafter_name=parts.drafter_name)
+            methods[method.label] = Speculation(
+                policy, parts.drafter, *sizes, drafter_name=parts.drafter_name, estimator=asked
+            )
             continue
         predictor = predictors[method.predictor]
         methods[method.label] = Speculation(
@@ -247,6 +257,7 @@ def load_speculations(
             predictor=_bound(method.predictor, predictor, parts),
             predictor_is_oracle=predictor.oracle,
             predictor_name=predictor.name,
+            estimator=asked,
         )
     return methods
 
@@ -257,6 +268,12 @@ def _bound(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
         view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
         parts.bound[label] = bind(predictor, with_drafter(view, parts.drafter, parts.drafter_name))
     return parts.bound[label]
+
+
+def _bound_estimator(estimator: AcceptanceEstimator, parts: Parts, temperature: float) -> AskedEstimator:
+    """The estimator for this target, drafter and temperature."""
+    view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
+    return bind_estimator(estimator, with_drafter(view, parts.drafter, parts.drafter_name), temperature)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -12,6 +12,8 @@ from ecospec.errors import UserError
 
 AR = "AR"
 """The label of plain decoding, the baseline of every ratio."""
+PHASES = ("draft", "predict", "estimate", "select", "verify", "commit")
+"""What the time of a step is split into."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class PromptRecord:
         steps: verification (or AR) steps; ``emitted`` tokens came from them, so α = emitted / steps.
         selected: tokens verified.
         expert_pairs: unique (layer, expert) pairs read, so E = expert_pairs / step_share / MoE layers.
-        phase_seconds: by phase: draft, predict, select, verify, commit.
+        phase_seconds: by phase, see `PHASES`.
         predicted_overlap: mean share of the verified nodes' true experts that were predicted, or None.
         verdict: exact, ties, violated, or unchecked.
         ties: differences from AR at positions where its two best choices are within numeric noise.

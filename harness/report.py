@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
-from ecospec.harness.records import AR, VERDICTS, PromptRecord
+from ecospec.harness.records import AR, PHASES, VERDICTS, PromptRecord
 from ecospec.harness.stats import Ratio, paired_ratio
 
 SCHEMA = 1
 """Version of what `report_json` gives; it changes when a key changes its name or meaning."""
-
-PHASES = ("draft", "predict", "select", "verify", "commit")
 
 
 @dataclass(frozen=True)

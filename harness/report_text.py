@@ -119,6 +119,7 @@ def _time_lines() -> list[Line]:
     return [
         Line("T_draft, ms per step", phase("draft"), "Σ seconds of the phase / Σ steps; so for every T"),
         Line("T_predict", phase("predict")),
+        Line("T_estimate", phase("estimate"), "estimates of acceptance, for the policies that look at them"),
         Line("T_select", phase("select")),
         Line("T_verify", phase("verify")),
         Line("T_commit", phase("commit")),

@@ -26,6 +26,7 @@ RESUME_KEYS = [
     "baseline",
     "policy",
     "predictor",
+    "acceptance",
     "methods",
     "target",
     "drafter",

@@ -38,6 +38,7 @@ from ecospec.harness.records import AR, PromptRecord, append_records, read_recor
 from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
+from ecospec.policies import spec_of
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -53,8 +54,8 @@ class Method:
 
     @property
     def true_routing(self) -> bool:
-        """Whether it looks at the target's true routing, and so has no speed-up."""
-        return self.speculation is not None and self.speculation.sees_true_routing
+        """Whether it looks at what only an extra pass can tell, and so has no speed-up."""
+        return self.speculation is not None and self.speculation.sees_ahead
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Bench:
         check_options(config)
         policies = create_policies(plugins, (config.baseline, *config.policy))
         self.predictors = create_predictors(plugins, config.predictor)
+        self.estimator = plugins.create_estimator(config.acceptance)
         self.chosen = choose_drafter(plugins, config.drafter, config.drafter_revision)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
         plugins.find_suite(config.suite)
@@ -110,7 +112,7 @@ class Bench:
         self.loaded, self.bundle = self.parts.loaded, self.parts.bundle
         target = self.loaded.target
         self.method_parts = method_parts(policies, self.predictors)
-        speculations = load_speculations(config, policies, self.predictors, self.parts)
+        speculations = load_speculations(config, policies, self.predictors, self.estimator, self.parts)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
             self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
@@ -217,6 +219,8 @@ class Bench:
             "drafter_sha256": folder_hash(getattr(self.chosen.drafter, "path", None)),
             "drafter_commit": self.chosen.commit,
             "predictor": list(self.config.predictor),
+            "acceptance": spec_of(self.estimator),
+            "acceptance_sha256": folder_hash(getattr(self.estimator, "path", None)),
             "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),
             "feature_layers": list(self.loaded.target.feature_layers),

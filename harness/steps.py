@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
-from ecospec.policies import DraftTree, ExpertSets, Policy, SelectionRequest, run_policy
+from ecospec.policies import CostModel, DraftTree, ExpertSets, Policy, SelectionRequest, run_policy
+from ecospec.policies.arrays import FloatArray
 from ecospec.policies.experts import count_pairs
 
 
@@ -66,20 +67,37 @@ def accept(
 
 
 def select_rows(
-    policy: Policy, trees: Sequence[DraftTree], experts: Sequence[ExpertSets] | None, budget: int
+    policy: Policy,
+    trees: Sequence[DraftTree],
+    experts: Sequence[ExpertSets] | None,
+    budget: int,
+    *,
+    cost_model: CostModel | None = None,
+    acceptance: Sequence[FloatArray] | None = None,
 ) -> list[npt.NDArray[np.int64]]:
     """Select for every request in turn; B₀ is what the selections before it cover already.
 
     The union of all selections' expert sets is what the one verification pass reads.
+
+    Args:
+        cost_model: given on to a policy that asks for one.
+        acceptance: each tree's estimates, or None for the draft's own probabilities.
     """
-    if experts is None:
-        return [run_policy(policy, SelectionRequest(tree=tree, budget=budget)) for tree in trees]
+    cost = cost_model if policy.needs_cost_model else None
     covered, selected = None, []
-    for tree, sets in zip(trees, experts, strict=True):
-        request = SelectionRequest(tree=tree, budget=budget, experts=sets, covered=covered)
+    for row, tree in enumerate(trees):
+        request = SelectionRequest(
+            tree=tree,
+            budget=budget,
+            experts=None if experts is None else experts[row],
+            covered=covered,
+            cost_model=cost,
+            acceptance=None if acceptance is None else acceptance[row],
+        )
         selected.append(run_policy(policy, request))
-        own = sets.union(selected[-1])
-        covered = own if covered is None else covered | own
+        if experts is not None and len(trees) > 1:
+            own = experts[row].union(selected[-1])
+            covered = own if covered is None else covered | own
     return selected
 
 

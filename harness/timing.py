@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-PHASES = ("draft", "predict", "select", "verify", "commit")
+from ecospec.harness.records import PHASES
 
 
 class Stopwatch:

@@ -116,7 +116,7 @@ def _drop(state: _Selected, request: SelectionRequest) -> bool:
     scores = request.node_scores.tolist()
 
     def unpaid(place: int, seconds: float) -> bool:
-        return scores[state.nodes[place]] * state.seconds < state.expected * seconds
+        return bool(scores[state.nodes[place]] * state.seconds < state.expected * seconds)
 
     dropped = False
     place = len(state.nodes)

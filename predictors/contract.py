@@ -66,11 +66,14 @@ class NodeStates:
         rows: int64 [N], which of them belongs to each node: its own where it was expanded, else that of its parent,
             from which it was drafted. The root has its own.
         own: bool [N], which of the two.
+        entropies: gives a tensor [M], the entropies in nats of the drafter's next-token distributions at these M nodes;
+            None where it keeps no distributions. Worked out when it is called.
     """
 
     states: Any
     rows: npt.NDArray[np.int64]
     own: npt.NDArray[np.bool_]
+    entropies: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -390,10 +390,10 @@ def test_the_oracle_knows_the_routing_that_verification_then_finds() -> None:
 
 
 def test_only_what_looks_ahead_is_said_to_see_the_true_routing() -> None:
-    assert method_of(Oracle()).sees_true_routing
-    assert method_of(MarginalCost(), predictor_is_oracle=True).sees_true_routing
-    assert not method_of(MarginalCost()).sees_true_routing
-    assert not method_of(Confidence(), predictor_is_oracle=True).sees_true_routing
+    assert method_of(Oracle()).sees_ahead
+    assert method_of(MarginalCost(), predictor_is_oracle=True).sees_ahead
+    assert not method_of(MarginalCost()).sees_ahead
+    assert not method_of(Confidence(), predictor_is_oracle=True).sees_ahead
 
 
 @pytest.mark.parametrize("as_predictor", [False, True])
@@ -422,7 +422,9 @@ def test_the_oracles_extra_pass_is_in_no_timing(as_predictor: bool, monkeypatch:
 def test_a_learned_predictors_time_is_counted() -> None:
     ours = run_speculative(target_of(8), method_of(MarginalCost()), PROMPTS[1], WARM)
     assert all(step.seconds["predict"] > 0 for step in ours.steps)
-    assert all(set(step.seconds) == {"draft", "predict", "select", "verify", "commit"} for step in ours.steps)
+    assert all(
+        set(step.seconds) == {"draft", "predict", "estimate", "select", "verify", "commit"} for step in ours.steps
+    )
 
 
 def test_forced_tokens_come_first() -> None:

@@ -230,10 +230,11 @@ def test_what_is_trained_is_what_runs(flags: tuple[str, ...], monkeypatch: pytes
                 tokens: list[int] = tokens,
                 position: int = position,
                 seen: list[Tensor] = states_seen,
-            ) -> tuple[Tensor, Tensor]:
+            ) -> tuple[Tensor, Tensor, Tensor]:
                 seen.append(states[0])
                 # beyond the end of the sequence nothing is fed any more
-                return torch.zeros(1, 1), torch.tensor([[[*tokens, 0][position + 1 + len(seen)]]])
+                following = torch.tensor([[[*tokens, 0][position + 1 + len(seen)]]])
+                return torch.zeros(1, 1), following, torch.zeros(1, 1)
 
             monkeypatch.setattr(drafting, "_top_children", forced)
             session = DrafterSession(setting.head, setting.embedding, 20)

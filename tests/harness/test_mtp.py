@@ -58,9 +58,9 @@ def chain(
     """Logits of three draft steps that are made to draft given tokens."""
     seen: list[Tensor] = []
 
-    def forced(proposer: Any, states: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def forced(proposer: Any, states: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
         seen.append(proposer.logits(states)[0])
-        return torch.zeros(1, 1), torch.tensor([[drafted[len(seen) - 1]]])
+        return torch.zeros(1, 1), torch.tensor([[drafted[len(seen) - 1]]]), torch.zeros(1, 1)
 
     monkeypatch.setattr(drafting, "_top_children", forced)
     features = loaded.target.new_session(40).prefill(prompt).features

@@ -108,7 +108,7 @@ def test_predicted_overlap_weighs_prompts_by_their_steps(marginal: MethodRow) ->
 
 def test_times_are_milliseconds_per_step(marginal: MethodRow) -> None:
     assert marginal.phase_ms == pytest.approx(
-        {"draft": 100.0, "predict": 50.0, "select": 25.0, "verify": 600.0, "commit": 350 / 6}
+        {"draft": 100.0, "predict": 50.0, "select": 25.0, "verify": 600.0, "commit": 350 / 6} | {"estimate": None}
     )
     assert marginal.outside_target == pytest.approx(1 - 3.6 / 5.0)
     assert marginal.rho == pytest.approx((10.8 / 12) / 0.6)

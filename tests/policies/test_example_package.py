@@ -110,7 +110,8 @@ def test_the_installed_example_is_found(fresh_environment: Path, tmp_path: Path)
         "print(plugins.broken, plugins.policies.names(), plugins.create_policy('density:strength=0.8'))"
     )
     output = run(fresh_environment / "python", "-c", script, cwd=tmp_path)
-    assert output.startswith("[] ['confidence', 'global-cost', 'marginal-cost', 'oracle', 'density']")
+    assert output.startswith("[] ['confidence', 'global-cost', 'marginal-cost', 'oracle', 'adaptive', ")
+    assert "'clairvoyant', 'density']" in output
     assert "Density(strength=0.8)" in output
 
 

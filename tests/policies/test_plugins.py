@@ -75,7 +75,11 @@ def test_built_ins_are_plugins_and_are_all_there_without_any_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plugins = load_plugins()
-    assert plugins.policies.names() == ["confidence", "global-cost", "marginal-cost", "oracle"]
+    assert plugins.policies.names() == [
+        *("confidence", "global-cost", "marginal-cost", "oracle"),
+        *("adaptive", "throughput", "optimal", "clairvoyant"),
+    ]
+    assert plugins.estimators.names() == ["draft", "isotonic", "learned"]
     assert plugins.broken == []
     assert plugins.create_policy("marginal:epsilon=0.5") == MarginalCost(epsilon=0.5)
     assert caplog.records == []
@@ -102,10 +106,10 @@ def test_the_environment_limits_which_plugins_load(install: Install, monkeypatch
     install("beta", "raise RuntimeError('must not be imported')")
     monkeypatch.setenv("ECOSPEC_PLUGINS", " alpha ,")
     plugins = load_plugins()
-    assert plugins.policies.names()[4:] == ["alpha-policy"]
+    assert plugins.policies.names()[8:] == ["alpha-policy"]
     assert plugins.broken == []
     monkeypatch.setenv("ECOSPEC_PLUGINS", "")
-    assert load_plugins().policies.names()[4:] == []
+    assert load_plugins().policies.names()[8:] == []
     monkeypatch.setenv("ECOSPEC_PLUGINS", "alpa")
     with pytest.raises(UserError, match=r"ECOSPEC_PLUGINS names 'alpa'.*did you mean 'alpha'\?"):
         load_plugins()
@@ -167,7 +171,7 @@ def test_a_broken_plugin_is_named_once_and_left_out(
     install("a-broken", source, attribute)
     install("b-fine", fine("fine-policy"))
     plugins = load_plugins()
-    assert plugins.policies.names()[4:] == ["fine-policy"]
+    assert plugins.policies.names()[8:] == ["fine-policy"]
     (broken,) = plugins.broken
     assert (broken.name, broken.provider) == ("a-broken", "a-broken-dist 1.0")
     assert reason in broken.error
@@ -191,7 +195,7 @@ def test_a_plugin_cannot_take_a_built_in_name(
 ) -> None:
     install("thief", fine(name, aliases))
     plugins = load_plugins()
-    assert plugins.policies.names()[4:] == []
+    assert plugins.policies.names()[8:] == []
     assert "of thief-dist 1.0 is already taken by ecospec" in plugins.broken[0].error
     assert len(caplog.records) == 1
     # Which of the two did the user mean? Running either in silence could report the wrong numbers.
@@ -215,7 +219,7 @@ def test_the_first_of_two_plugins_keeps_a_name_and_asking_for_it_is_an_error(ins
 def test_one_bad_class_does_not_take_the_good_ones_with_it(install: Install) -> None:
     install("mixed", fine("good").replace("[RootOnly]", "[int, RootOnly]"))
     plugins = load_plugins()
-    assert plugins.policies.names()[4:] == ["good"]
+    assert plugins.policies.names()[8:] == ["good"]
     assert len(plugins.broken) == 1
     assert str(plugins.broken[0]).startswith("int of plugin 'mixed' (mixed-dist 1.0) was left out: ")
     assert plugins.create_policy("good").name == "good"

