@@ -237,7 +237,7 @@ def load_speculations(
     """
     sizes = (config.budget, config.draft_steps, config.draft_topk)
     wanted = any(policy.acceptance is AcceptanceNeed.ESTIMATED for policy in policies.values())
-    asked = _bound_estimator(estimator, parts, config.temperature) if wanted else None
+    asked = bound_estimator(estimator, parts, config.temperature) if wanted else None
     methods: dict[str, Speculation] = {}
     for method in method_parts(policies, predictors):
         policy = policies[method.policy]
@@ -254,7 +254,7 @@ def load_speculations(
             parts.drafter,
             *sizes,
             drafter_name=parts.drafter_name,
-            predictor=_bound(method.predictor, predictor, parts),
+            predictor=bound_predictor(method.predictor, predictor, parts),
             predictor_is_oracle=predictor.oracle,
             predictor_name=predictor.name,
             estimator=asked,
@@ -262,18 +262,22 @@ def load_speculations(
     return methods
 
 
-def _bound(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
+def view_of(parts: Parts) -> TargetView:
+    """What predictors and estimators may know of a run's target and drafter."""
+    view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
+    return with_drafter(view, parts.drafter, parts.drafter_name)
+
+
+def bound_predictor(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
     """The predictor for this target, loaded once."""
     if label not in parts.bound:
-        view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
-        parts.bound[label] = bind(predictor, with_drafter(view, parts.drafter, parts.drafter_name))
+        parts.bound[label] = bind(predictor, view_of(parts))
     return parts.bound[label]
 
 
-def _bound_estimator(estimator: AcceptanceEstimator, parts: Parts, temperature: float) -> AskedEstimator:
+def bound_estimator(estimator: AcceptanceEstimator, parts: Parts, temperature: float) -> AskedEstimator:
     """The estimator for this target, drafter and temperature."""
-    view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
-    return bind_estimator(estimator, with_drafter(view, parts.drafter, parts.drafter_name), temperature)
+    return bind_estimator(estimator, view_of(parts), temperature)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,0 +1,183 @@
+"""A recording on disk: ``manifest.json``, ``index.jsonl`` with a line a request, and ``requests/`` with their arrays.
+
+A request's file is written whole, renamed into place and only then listed, so that a kill loses at most the request in
+flight, and going on gives the same files as never having stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ecospec.errors import UserError
+from ecospec.harness.recording.steps import RecordedRequest, from_bytes, to_bytes
+
+KIND, SCHEMA = "ecospec recording", 1
+MANIFEST, INDEX, REQUESTS = "manifest.json", "index.jsonl", "requests"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request of a recording.
+
+    Attributes:
+        id: the request's. file: under the folder. sha256: of the file.
+        prompt: what tells its prompt from others; see `prompt_key`.
+        ties: positions at which the choice of a pass over the tree was not plain decoding's.
+    """
+
+    id: str
+    file: str
+    sha256: str
+    prompt: str
+    prompt_tokens: int
+    ties: int
+
+
+class RecordingWriter:
+    """Appends requests to a recording."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], *, resume: bool) -> None:
+        """Begin a recording, or go on with one.
+
+        Args:
+            facts: what the manifest says; a recording is gone on with only if they are the same.
+
+        Raises:
+            UserError: the folder is in use, holds no recording to go on with, or one of other facts.
+        """
+        self.folder = folder
+        manifest = json.loads(json.dumps({"kind": KIND, "schema": SCHEMA, **facts}))
+        if resume:
+            found = read_manifest(folder)
+            different = sorted(key for key in manifest.keys() | found.keys() if manifest.get(key) != found.get(key))
+            if different:
+                key = different[0]
+                raise UserError(
+                    f"--resume: {folder} was recorded with {key} = {found.get(key)!r}, now it is "
+                    f"{manifest.get(key)!r}; expected the same command"
+                )
+            self.entries = read_index(folder)
+            _write(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries).encode())
+            return
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+            (folder / REQUESTS).mkdir(parents=True)
+            (folder / INDEX).touch()
+            _write(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        except OSError as error:
+            raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
+        self.entries = []
+
+    @property
+    def done(self) -> set[str]:
+        """Ids of the requests that are in it."""
+        return {entry.id for entry in self.entries}
+
+    def add(self, request_id: str, prompt: str, prompt_tokens: int, request: RecordedRequest, ties: int) -> None:
+        """Write one request."""
+        data = to_bytes(request)
+        name = f"{REQUESTS}/{len(self.entries):05d}.safetensors"
+        _write(self.folder / name, data)
+        entry = Entry(request_id, name, hashlib.sha256(data).hexdigest(), prompt, prompt_tokens, ties)
+        with (self.folder / INDEX).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(entry)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.append(entry)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording that was opened to be read."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    entries: tuple[Entry, ...]
+
+    def requests(self) -> Iterator[tuple[Entry, RecordedRequest]]:
+        """All requests, one after another.
+
+        Raises:
+            UserError: a file is missing, damaged, or another than was listed.
+        """
+        for entry in self.entries:
+            path = self.folder / entry.file
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise UserError(f"{path}: not readable ({error.strerror}); record it anew") from error
+            if hashlib.sha256(data).hexdigest() != entry.sha256:
+                raise UserError(f"{path}: not the file that was recorded; record it anew")
+            yield entry, from_bytes(data, path)
+
+
+def open_recording(folder: Path) -> Recording:
+    """Open a recording.
+
+    Raises:
+        UserError: there is none, it is damaged, or it has no request.
+    """
+    manifest = read_manifest(folder)
+    entries = read_index(folder)
+    if not entries:
+        raise UserError(f"recording {folder}: no request in it yet; go on with it by --resume")
+    return Recording(folder, manifest, tuple(entries))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a recording.
+
+    Raises:
+        UserError: there is none, or it is another thing's.
+    """
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no recording (no {MANIFEST}); expected what 'ecospec-bench record' wrote") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND or found.get("schema") != SCHEMA:
+        raise UserError(f"{path}: not the manifest of a recording of this version; expected kind {KIND!r}")
+    return found
+
+
+def read_index(folder: Path) -> list[Entry]:
+    """The requests that are listed; a last line cut short by a kill is dropped.
+
+    Raises:
+        UserError: another line is damaged.
+    """
+    path = folder / INDEX
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror})") from error
+    entries = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            entries.append(Entry(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if number == len(lines):  # no newline after it: the write was cut short
+                break
+            raise UserError(f"{path}, line {number}: damaged ({error}); record it anew") from error
+    return entries
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
