@@ -14,7 +14,18 @@ import click
 
 import ecospec
 from ecospec.errors import UserError
-from ecospec.harness.cli_options import DOCTOR_OPTIONS, RUN_OPTIONS, option, run_options, sweep_options, train_options
+from ecospec.harness.cli_options import (
+    DOCTOR_OPTIONS,
+    RUN_OPTIONS,
+    option,
+    run_options,
+    spec_texts,
+    sweep_options,
+    train_options,
+)
+from ecospec.harness.commands.acceptance import train_acceptance
+from ecospec.harness.commands.record import record
+from ecospec.harness.commands.replay import replay
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 from ecospec.harness.processes import process_count
@@ -56,7 +67,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
     from ecospec.harness.app import run_command
 
     sizes: tuple[int, ...] = options["batch_size"]
-    specs = {name: _specs(options[name]) for name in ("policy", "predictor")}
+    specs = {name: spec_texts(options[name]) for name in ("policy", "predictor")}
     ctx.exit(run_command(RunConfig(**{**options, **specs, "batch_size": sizes[0]}), sizes))
 
 
@@ -64,12 +75,6 @@ def _no_suite() -> UserError:
     from ecospec.suites import suite_names
 
     return UserError(f"no --suite given; known: {', '.join(suite_names())}")
-
-
-def _specs(given: tuple[Any, ...]) -> tuple[str, ...]:
-    from ecospec.policies import split_specs
-
-    return tuple(spec for text in given for spec in split_specs(str(text)))
 
 
 @cli.command()
@@ -100,7 +105,7 @@ def doctor(
     """
     from ecospec.harness.doctor.command import Asked, doctor_command
 
-    specs = {name: _specs(options.pop(name)) for name in ("policy", "predictor")}
+    specs = {name: spec_texts(options.pop(name)) for name in ("policy", "predictor")}
     size = max(options.pop("batch_size"))
     config = RunConfig(**{**options, **specs, "suite": "", "batch_size": size})
     ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json)))
@@ -128,7 +133,9 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 
     suites = suites_asked(",".join(options.pop("suite")), SUITES)
     axes = [options.pop(name) for name in ("temperature", "batch_size", "budget")]
-    base = RunConfig(**{**options, "suite": "", **{name: _specs(options[name]) for name in ("policy", "predictor")}})
+    base = RunConfig(
+        **{**options, "suite": "", **{name: spec_texts(options[name]) for name in ("policy", "predictor")}}
+    )
     ctx.exit(sweep_command(Grid(grid or "", base, tuple(suites), *axes)))
 
 
@@ -185,7 +192,7 @@ def evaluate(
     """How often predictors name the experts that tokens are routed to, written ones and drafted ones."""
     from ecospec.harness.app import evaluate_command
 
-    specs = _specs(options.pop("predictor"))
+    specs = spec_texts(options.pop("predictor"))
     config = RunConfig(suite="", policy=("marginal-cost",), predictor=specs, widen=1, **options)
     evaluate_command(config, traces, held_out_of, trees, output)
 
@@ -259,6 +266,11 @@ def train_drafter(**options: Any) -> None:
 def train_predictor(**options: Any) -> None:
     """An expert predictor of a target, and its token-frequency table."""
     _train("predictor", options)
+
+
+train.add_command(train_acceptance)
+cli.add_command(record)
+cli.add_command(replay)
 
 
 def _train(kind: str, options: dict[str, Any]) -> None:

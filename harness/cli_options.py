@@ -56,7 +56,14 @@ def _batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> 
     return _numbers("--batch-size", value, int, INTEGERS)
 
 
-def _integers(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
+def spec_texts(given: Sequence[Any]) -> tuple[str, ...]:
+    """The specs in what a repeatable option was given, each possibly several separated by commas."""
+    from ecospec.policies import split_specs
+
+    return tuple(spec for text in given for spec in split_specs(str(text)))
+
+
+def integers(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
     return _numbers(parameter.opts[0], ",".join(value), int, INTEGERS)
 
 
@@ -203,14 +210,14 @@ _AXIS_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--budget",
         multiple=True,
         default=(str(DEFAULTS.budget),),
-        callback=_integers,
+        callback=integers,
         help="γ: tokens verified per step, root included.",
     ),
     option(
         "--batch-size",
         multiple=True,
         default=(str(DEFAULTS.batch_size),),
-        callback=_integers,
+        callback=integers,
         help="Prompts decoded together.",
     ),
     option(

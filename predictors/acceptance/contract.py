@@ -71,17 +71,17 @@ def sibling_ranks(tree: DraftTree) -> IntArray:
     return ranks
 
 
-def along_paths(tree: DraftTree, conditional: FloatArray) -> FloatArray:
+def along_paths(parents: IntArray, conditional: FloatArray) -> FloatArray:
     """float64 [N]: products from the root of the nodes' own probabilities, each given that its parent is accepted."""
     path = [1.0]
-    for parent, value in zip(tree.parents.tolist()[1:], conditional.tolist()[1:], strict=True):
+    for parent, value in zip(parents.tolist()[1:], conditional.tolist()[1:], strict=True):
         path.append(path[parent] * value)
     return np.array(path)
 
 
-def never_rising(tree: DraftTree, estimates: FloatArray) -> FloatArray:
+def never_rising(parents: IntArray, estimates: FloatArray) -> FloatArray:
     """float64 [N]: the estimates, each at most its parent's: a node is accepted with all of its path or not at all."""
     path = [1.0]
-    for parent, value in zip(tree.parents.tolist()[1:], estimates.tolist()[1:], strict=True):
+    for parent, value in zip(parents.tolist()[1:], estimates.tolist()[1:], strict=True):
         path.append(min(path[parent], value))
     return np.array(path)

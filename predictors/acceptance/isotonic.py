@@ -118,7 +118,7 @@ class BoundIsotonic(BoundEstimator):
         tree = request.tree
         nodes = zip(tree.depths.tolist(), sibling_ranks(tree).tolist(), tree.path_probs.tolist(), strict=True)
         found = [self._curves.get(curve_key(depth, rank), self._all)(prob) for depth, rank, prob in nodes]
-        return never_rising(tree, np.array(found))
+        return never_rising(tree.parents, np.array(found))
 
 
 def to_json(curves: Mapping[str, Curve]) -> dict[str, Any]:

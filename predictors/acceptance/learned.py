@@ -112,4 +112,4 @@ class BoundLearned(BoundEstimator):
         entropies = known.entropies().float().cpu().numpy()
         states = known.states.float().cpu().numpy()
         features = features_of(tree, entropies[rows])
-        return along_paths(tree, conditional(self._weights, features, states, rows))
+        return along_paths(tree.parents, conditional(self._weights, features, states, rows))

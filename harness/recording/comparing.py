@@ -1,0 +1,252 @@
+"""A replay's methods, its table, and what it says under it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ecospec.errors import UserError, nearest
+from ecospec.harness.plugins import load_plugins
+from ecospec.harness.recording.folder import Recording, open_recording
+from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
+from ecospec.harness.records import AR
+from ecospec.harness.report_notes import NONE
+from ecospec.harness.stats import Ratio, paired_ratio
+from ecospec.policies import AcceptanceNeed, CostModel, ExpertNeed, spec_of
+
+CONFIDENCE = "confidence"
+
+
+@dataclass(frozen=True)
+class ReplayAsked:
+    """What a replay is asked for; see the command's options."""
+
+    policies: tuple[str, ...]
+    budgets: tuple[int, ...] = (4,)
+    predictors: tuple[str, ...] = ()
+    estimator: str | None = None
+    cost_model: Path | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class ReplayRow:
+    """One method over all requests.
+
+    Attributes:
+        acceptance_length: α. active_experts: E, per MoE layer. verified_tokens: per step.
+        speedup: of the modelled seconds over plain decoding's; None without a cost model.
+        over_confidence: over the confidence policy at the same γ.
+        headroom: share of the way from confidence to each yardstick at the same γ, by its policy's name.
+    """
+
+    label: str
+    budget: int | None
+    sees_ahead: bool
+    steps: int
+    acceptance_length: float
+    active_experts: float
+    verified_tokens: float
+    overlap: float | None
+    speedup: Ratio | None
+    over_confidence: Ratio | None
+    headroom: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay.
+
+    Attributes:
+        notes: what the table must not be used for.
+    """
+
+    recording: Recording
+    rows: tuple[ReplayRow, ...]
+    requests: tuple[ReplayedRequest, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures, and the sums by request that they are made of."""
+        return {
+            "schema": 1,
+            "recording": str(self.recording.folder),
+            "notes": list(self.notes),
+            "rows": [asdict(row) for row in self.rows],
+            "requests": [asdict(each) for each in self.requests],
+        }
+
+
+def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], cost: CostModel | None) -> list[ReplayMethod]:
+    """Every policy at every budget; one that looks at predicted experts, with every predictor.
+
+    Raises:
+        UserError: an unknown policy, a label that is not in the recording, or a cost model that is missing.
+    """
+    plugins = load_plugins()
+    policies = {spec_of(policy): policy for policy in map(plugins.create_policy, asked.policies)}
+    known = [*manifest["predictors"], TRUE]
+    predictors = asked.predictors or tuple(manifest["predictors"][:1]) or (TRUE,)
+    for label in predictors:
+        if label not in known:
+            raise UserError(f"predictor {label!r} is not in the recording: {nearest(label, known)}")
+    estimators = [*manifest["estimators"], DRAFT]
+    estimator = asked.estimator or estimators[0]
+    if estimator not in estimators:
+        raise UserError(f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}")
+    methods = []
+    for budget in asked.budgets:
+        if budget < 1:
+            raise UserError(f"--budget {budget}: expected an integer of at least 1")
+        for spec, policy in policies.items():
+            if policy.needs_cost_model and cost is None:
+                raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
+            for predictor in predictors if policy.needs is ExpertNeed.PREDICTED else predictors[:1]:
+                several = policy.needs is ExpertNeed.PREDICTED and len(predictors) > 1
+                label = f"{spec} with {predictor}" if several else spec
+                methods.append(ReplayMethod(label, policy, budget, predictor, estimator, cost))
+    return methods
+
+
+def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
+    """Replay a recording.
+
+    Raises:
+        UserError: it cannot be read, or lacks what is asked for.
+    """
+    from ecospec.harness.recording.what_if import read_cost_model
+
+    recording = open_recording(folder)
+    saved = None if asked.cost_model is None else read_cost_model(asked.cost_model, recording.manifest)
+    methods = methods_of(asked, recording.manifest, None if saved is None else saved.cost)
+    geometry = recording.manifest["geometry"]
+    entries = recording.requests()
+    chosen = {entry.id: request for entry, request in _first(entries, asked.limit)}
+    plain = plain_decoding(chosen, None if saved is None else saved.cost)
+    found = [[] for _ in methods]  # type: list[list[ReplayedRequest]]
+    for each in replay(chosen.items(), methods, geometry["experts"]):
+        for column, replayed in zip(found, each, strict=True):
+            column.append(replayed)
+    return Replayed(
+        recording,
+        tuple(_rows(plain, methods, found, geometry["moe_layers"])),
+        tuple([*plain, *(each for column in found for each in column)]),
+        tuple(_notes(recording, methods, None if saved is None else saved.note)),
+    )
+
+
+def _first(entries: Any, limit: int | None) -> list[Any]:
+    taken = []
+    for each in entries:
+        if limit is not None and len(taken) >= limit:
+            break
+        taken.append(each)
+    return taken
+
+
+def _rows(
+    plain: Sequence[ReplayedRequest],
+    methods: Sequence[ReplayMethod],
+    found: Sequence[Sequence[ReplayedRequest]],
+    layers: int,
+) -> list[ReplayRow]:
+    def faster(slow: Sequence[ReplayedRequest] | None, fast: Sequence[ReplayedRequest]) -> Ratio | None:
+        if slow is None or any(each.seconds is None for each in (*slow, *fast)):
+            return None
+        pairs = [(a, b) for a, b in zip(slow, fast, strict=True) if b.steps]
+        return paired_ratio([a.seconds or 0.0 for a, _ in pairs], [b.seconds or 0.0 for _, b in pairs])
+
+    def rate(budget: int, name: str) -> float | None:
+        for method, each in zip(methods, found, strict=True):
+            if method.budget == budget and method.policy.name == name:
+                ratio = faster(plain, each)
+                return None if ratio is None else ratio.value
+        return None
+
+    baselines = {m.budget: each for m, each in zip(methods, found, strict=True) if m.policy.name == CONFIDENCE}
+    columns = [(None, plain), *zip(methods, found, strict=True)]
+    rows = []
+    for method, each in columns:
+        steps = sum(request.steps for request in each)
+        overlaps = [(request.overlap, request.steps) for request in each if request.overlap is not None]
+        speedup = faster(plain, each)
+        base = None if method is None else rate(method.budget, CONFIDENCE)
+        headroom: dict[str, float | None] = {}
+        if method is not None and base is not None and speedup is not None and speedup.value is not None:
+            for name in ("optimal", "clairvoyant"):
+                most = rate(method.budget, name)
+                if most is not None:
+                    headroom[name] = None if most <= base else (speedup.value - base) / (most - base)
+        rows.append(
+            ReplayRow(
+                label=AR if method is None else method.label,
+                budget=None if method is None else method.budget,
+                sees_ahead=method is not None and method.sees_ahead,
+                steps=steps,
+                acceptance_length=sum(request.emitted for request in each) / steps if steps else 0.0,
+                active_experts=sum(request.expert_pairs for request in each) / steps / layers if steps else 0.0,
+                verified_tokens=sum(request.selected for request in each) / steps if steps else 0.0,
+                overlap=sum(o * n for o, n in overlaps) / sum(n for _, n in overlaps) if overlaps else None,
+                speedup=speedup,
+                over_confidence=None if method is None else faster(baselines.get(method.budget), each),
+                headroom=headroom,
+            )
+        )
+    return rows
+
+
+def _notes(recording: Recording, methods: Sequence[ReplayMethod], cost_note: str | None) -> list[str]:
+    manifest = recording.manifest
+    notes = [
+        f"replayed from {recording.folder}: {len(recording.entries)} requests of {manifest['suite']}, "
+        f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
+    ]
+    if cost_note is not None:
+        notes.append(f"speed-ups are modelled, not measured: {cost_note}")
+    if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
+        notes.append(f"acceptance as estimated by {methods[0].estimator}")
+    ahead = sorted({method.label for method in methods if method.sees_ahead})
+    if ahead:
+        notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")
+    ties = sum(entry.ties for entry in recording.entries)
+    if ties:
+        notes.append(f"at {ties} positions the recorded pass chose another token than plain decoding did")
+    return notes
+
+
+def replay_tables(found: Replayed) -> list[Table]:
+    """One table, a line a method and budget."""
+    modelled = any(row.speedup is not None for row in found.rows)
+    table = Table(title=Text("replay"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    heads = ["method", "γ", "α", "E", "verified", "overlap"]
+    heads += ["modelled speed-up", "over confidence", "headroom closed"] if modelled else []
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left")
+    for row in found.rows:
+        cells = [
+            row.label,
+            NONE if row.budget is None else str(row.budget),
+            f"{row.acceptance_length:.3f}",
+            f"{row.active_experts:.2f}",
+            f"{row.verified_tokens:.2f}",
+            NONE if row.overlap is None else f"{row.overlap * 100:.1f} %",
+        ]
+        if modelled:
+            closed = [f"{name} {value * 100:.0f} %" for name, value in row.headroom.items() if value is not None]
+            cells += [_ratio(row.speedup), _ratio(row.over_confidence), ", ".join(closed) or NONE]
+        table.add_row(*map(Text, cells))
+    return [table]
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None or ratio.value is None:
+        return NONE
+    if ratio.interval is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} ({ratio.interval.low:.3f}–{ratio.interval.high:.3f})"

@@ -1,0 +1,261 @@
+"""Fitting acceptance estimators to recordings: the data, the fits, the folder and its card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ecospec.errors import UserError
+from ecospec.harness.recording.folder import Recording, open_recording
+from ecospec.harness.recording.steps import RecordedRequest
+from ecospec.policies.arrays import FloatArray
+from ecospec.predictors.acceptance import isotonic, learned
+from ecospec.predictors.acceptance.contract import along_paths, never_rising, sibling_ranks
+from ecospec.predictors.acceptance.fitting import Examples, fit_weights
+from ecospec.predictors.acceptance.folder import CARD, FACTS, KIND, SCHEMA, temperature_key
+from ecospec.predictors.acceptance.judging import Judgement, judge
+from ecospec.predictors.acceptance.learned import Floats, Weights
+from ecospec.predictors.acceptance.weights import write_weights
+
+HELD_OUT_EVERY = 5
+"""Every fifth prompt is held out: it judges what was fitted, and nothing is fitted to it."""
+DRAFT = "draft"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded tree of more than its root: what is known of its nodes, and which were accepted.
+
+    Attributes:
+        features: float32 [N, INPUTS] or None. rows: int64 [N], of the request's states.
+    """
+
+    depths: npt.NDArray[np.int64]
+    ranks: npt.NDArray[np.int64]
+    parents: npt.NDArray[np.int64]
+    path_probs: FloatArray
+    accepted: npt.NDArray[np.bool_]
+    features: Floats | None
+    rows: npt.NDArray[np.int64] | None
+
+
+@dataclass
+class Gathered:
+    """The steps of some prompts at one temperature; ``states`` one array a prompt, ``owners`` which is a step's."""
+
+    steps: list[Step] = field(default_factory=list)
+    states: list[Floats] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+
+    @property
+    def with_states(self) -> bool:
+        """Whether the drafter's states and entropies are there for every step."""
+        return bool(self.steps) and len(self.owners) == len(self.steps)
+
+    def nodes(self, name: str) -> np.ndarray:
+        """One field of all nodes but the roots."""
+        return np.concatenate([getattr(step, name)[1:] for step in self.steps])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted at one temperature, and how each estimator does on the prompts that were held out."""
+
+    curves: dict[str, isotonic.Curve]
+    weights: Weights | None
+    judged: dict[str, Judgement]
+    prompts: int
+    held_out: int
+
+
+def steps_of(request: RecordedRequest) -> Iterator[Step]:
+    """Every recorded tree of more than its root."""
+    known = request.entropies is not None and request.state_rows is not None
+    for position in range(request.positions):
+        tree = request.tree(position)
+        if tree.size == 1:
+            continue
+        at = request.rows(position)
+        entropies = None if request.entropies is None else request.entropies[at].astype(np.float64)
+        yield Step(
+            depths=tree.depths,
+            ranks=sibling_ranks(tree),
+            parents=tree.parents,
+            path_probs=tree.path_probs,
+            accepted=request.accepted(position, tree) == 1.0,
+            features=learned.features_of(tree, entropies) if known and entropies is not None else None,
+            rows=None if request.state_rows is None else request.state_rows[at].astype(np.int64),
+        )
+
+
+def gather(requests: Sequence[RecordedRequest]) -> Gathered:
+    """The steps of some requests."""
+    found = Gathered()
+    for request in requests:
+        steps = list(steps_of(request))
+        found.steps += steps
+        if request.states is not None and all(step.features is not None for step in steps):
+            found.states.append(request.states.astype(np.float32))
+            found.owners += [len(found.states) - 1] * len(steps)
+    return found
+
+
+def examples_of(gathered: Gathered) -> Examples:
+    """The nodes whose parent was accepted."""
+    features, rows, accepted = [], [], []
+    starts = np.cumsum([0, *(len(each) for each in gathered.states)])
+    for step, owner in zip(gathered.steps, gathered.owners, strict=True):
+        assert step.features is not None
+        assert step.rows is not None
+        asked = np.flatnonzero(step.accepted[np.maximum(step.parents, 0)])
+        asked = asked[asked > 0]
+        features.append(step.features[asked])
+        rows.append(step.rows[asked] + starts[owner])
+        accepted.append(step.accepted[asked])
+    return Examples(
+        np.concatenate(features), np.concatenate(gathered.states), np.concatenate(rows), np.concatenate(accepted)
+    )
+
+
+def fit(requests: Sequence[RecordedRequest], *, seed: int = 0) -> Fitted:
+    """Fit all estimators to the requests of one temperature.
+
+    Raises:
+        UserError: there are too few prompts to hold some out.
+    """
+    if len(requests) < 2 * HELD_OUT_EVERY:
+        raise UserError(f"{len(requests)} prompts to fit acceptance to; expected at least {2 * HELD_OUT_EVERY}")
+    kept = [each for at, each in enumerate(requests) if at % HELD_OUT_EVERY]
+    held_out = gather([each for at, each in enumerate(requests) if at % HELD_OUT_EVERY == 0])
+    own = gather(kept)
+    if not own.steps or not held_out.steps:
+        raise UserError("the recorded outputs are too short to fit acceptance to; expected more than one token each")
+    curves = isotonic.fit_curves(*(own.nodes(name) for name in ("depths", "ranks", "path_probs", "accepted")))
+    weights = None
+    if own.with_states and held_out.with_states:
+        stopping = [each for at, each in enumerate(kept) if at % HELD_OUT_EVERY == 0]
+        fitting = [each for at, each in enumerate(kept) if at % HELD_OUT_EVERY]
+        weights, _ = fit_weights(examples_of(gather(fitting)), examples_of(gather(stopping)), seed=seed)
+    accepted = held_out.nodes("accepted")
+    judged = {DRAFT: judge(held_out.nodes("path_probs"), accepted)}
+    judged[isotonic.KIND] = judge(_by_curves(curves, held_out), accepted)
+    if weights is not None:
+        judged[learned.KIND] = judge(_by_weights(weights, held_out), accepted)
+    return Fitted(curves, weights, judged, len(kept), len(requests) - len(kept))
+
+
+def _by_curves(curves: Mapping[str, isotonic.Curve], gathered: Gathered) -> FloatArray:
+    found = []
+    for step in gathered.steps:
+        nodes = zip(step.depths.tolist(), step.ranks.tolist(), step.path_probs.tolist(), strict=True)
+        each = [curves.get(isotonic.curve_key(d, r), curves[isotonic.ALL])(prob) for d, r, prob in nodes]
+        found.append(never_rising(step.parents, np.array(each))[1:])
+    return np.concatenate(found)
+
+
+def _by_weights(weights: Weights, gathered: Gathered) -> FloatArray:
+    found = []
+    for step, owner in zip(gathered.steps, gathered.owners, strict=True):
+        assert step.features is not None
+        assert step.rows is not None
+        chances = learned.conditional(weights, step.features, gathered.states[owner], step.rows)
+        found.append(along_paths(step.parents, chances)[1:])
+    return np.concatenate(found)
+
+
+def fit_recordings(folders: Sequence[Path], output: Path, *, seed: int = 0) -> dict[str, Fitted]:
+    """Fit to every temperature that is recorded, and write the folder; what was fitted, by temperature.
+
+    Raises:
+        UserError: the recordings are of different targets, drafters or trees' facts; the folder is in use.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output {output}: not an empty folder; expected a new one")
+    recordings = [open_recording(folder) for folder in folders]
+    facts = _shared_facts(recordings)
+    by_temperature: dict[str, list[RecordedRequest]] = {}
+    prompts: set[str] = set()
+    for recording in recordings:
+        key = temperature_key(float(recording.manifest["temperature"]))
+        for entry, request in recording.requests():
+            by_temperature.setdefault(key, []).append(request)
+            prompts.add(entry.prompt)
+    fitted = {key: fit(requests, seed=seed) for key, requests in sorted(by_temperature.items())}
+    output.mkdir(parents=True, exist_ok=True)
+    weights = {key: each.weights for key, each in fitted.items() if each.weights is not None}
+    if weights:
+        write_weights(output, weights)
+    written = {
+        "kind": KIND,
+        "schema": SCHEMA,
+        **facts,
+        "fitted_on": sorted(prompts),
+        isotonic.KIND: {key: isotonic.to_json(each.curves) for key, each in fitted.items()},
+        learned.KIND: {key: {"rank": len(each.hidden_bias)} for key, each in weights.items()},
+        "judged": {
+            key: {
+                "prompts": each.prompts,
+                "held_out": each.held_out,
+                **{name: asdict(judged) for name, judged in each.judged.items()},
+            }
+            for key, each in fitted.items()
+        },
+    }
+    (output / CARD).write_text(card_text(fitted, recordings), encoding="utf-8")
+    (output / FACTS).write_text(json.dumps(written) + "\n", encoding="utf-8")
+    return fitted
+
+
+def _shared_facts(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """Target and drafter of all recordings."""
+    first = recordings[0].manifest
+    facts = {"target": first.get("target_facts"), "drafter": first.get("drafter_facts")}
+    for recording in recordings[1:]:
+        for name, expected in facts.items():
+            if recording.manifest.get(f"{name}_facts") != expected:
+                raise UserError(
+                    f"recording {recording.folder} is of another {name} than {recordings[0].folder}; expected one"
+                )
+    return facts
+
+
+def card_text(fitted: Mapping[str, Fitted], recordings: Sequence[Recording]) -> str:
+    """The card: what it was fitted to, and how well it does on prompts that were held out."""
+    suites = ", ".join(dict.fromkeys(str(recording.manifest.get("suite")) for recording in recordings))
+    lines = [
+        "# Acceptance estimators",
+        "",
+        f"Fitted to recorded draft trees of {suites}. The figures are over all drafted nodes of prompts that were held",
+        "out: a node counts as accepted where the target accepts it and all of its path.",
+    ]
+    for key, found in fitted.items():
+        nodes = next(iter(found.judged.values())).nodes
+        lines += [
+            "",
+            f"## Temperature {key}",
+            "",
+            f"Fitted to {found.prompts} prompts, judged by {nodes} nodes of {found.held_out} others.",
+            "",
+            "| estimator | Brier score | log loss, nats | calibration error |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {judged.brier:.4f} | {judged.log_loss:.4f} | {judged.calibration_error:.4f} |"
+                for name, judged in found.judged.items()
+            ),
+            "",
+            "Reliability: of the nodes whose estimate lies in a tenth, the mean estimate and the share accepted.",
+            "",
+            "| estimator | " + " | ".join(f"{at / 10:.1f}–{(at + 1) / 10:.1f}" for at in range(10)) + " |",
+            "|---|" + "---|" * 10,
+        ]
+        for name, judged in found.judged.items():
+            tenths = {min(int(each.estimated * 10), 9): each for each in judged.bins}
+            cells = {at: f"{each.estimated:.2f} → {each.accepted:.2f}" for at, each in tenths.items()}
+            lines.append(f"| {name} | " + " | ".join(cells.get(at, "–") for at in range(10)) + " |")
+    return "\n".join(lines) + "\n"
