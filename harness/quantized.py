@@ -66,8 +66,8 @@ def note_mxfp4(mlp: nn.Module, experts: Any, route: Route) -> None:
         index = logits.topk(router.top_k, dim=-1).indices
         if route(index) is not index:
             raise UserError(
-                f"{type(experts).__name__}: this version of transformers tells packed MXFP4 experts no indices, so that "
-                "their routing cannot be forced; expected a newer transformers"
+                f"{type(experts).__name__}: this version of transformers tells packed MXFP4 experts no indices, so "
+                "that their routing cannot be forced; expected a newer transformers"
             )
 
     experts.register_forward_pre_hook(told, with_kwargs=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -64,15 +64,10 @@ def fit_cost_model(timings: Sequence[Timing], text_error: float | None = None) -
             interval = Interval(float(value) - half, float(value) + half)
         coefficients.append(Coefficient(float(used), error, interval))
     r_squared = _r_squared(seconds, design @ bounded)
-    fit = Fit(*coefficients, r_squared=r_squared, text_error=text_error)
+    fixed, pair, token = coefficients
+    fit = Fit(fixed, pair, token, r_squared=r_squared, text_error=text_error)
     held_out = _worst(fit, [each for each in timings if each.held_out])
-    return Fit(
-        *coefficients,
-        r_squared=r_squared,
-        held_out_error=held_out,
-        text_error=text_error,
-        warnings=tuple(_warnings(fit, free, held_out, timings)),
-    )
+    return replace(fit, held_out_error=held_out, warnings=tuple(_warnings(fit, free, held_out, timings)))
 
 
 def _design(timings: Sequence[Timing]) -> Floats:
@@ -113,14 +108,15 @@ def _warnings(fit: Fit, free: Floats, held_out: float | None, timings: Sequence[
         )
     if fit.r_squared is not None and fit.r_squared < R_SQUARED_LEAST:
         said.append(
-            f"R² is {fit.r_squared:.3f}, below {R_SQUARED_LEAST}: experts and tokens explain little of how long a pass takes"
+            f"R² is {fit.r_squared:.3f}, below {R_SQUARED_LEAST}: experts and tokens explain too little of how long a "
+            "pass takes"
         )
     if held_out is None:
         said.append("no cell could be held out, so that nothing says how well the model foretells")
     elif held_out > HELD_OUT_MOST:
         said.append(
-            f"at a held-out number of experts the model is {100 * held_out:.0f} % off; expected {100 * HELD_OUT_MOST:.0f} % "
-            "at most"
+            f"at a held-out number of experts the model is {100 * held_out:.0f} % off; expected "
+            f"{100 * HELD_OUT_MOST:.0f} % at most"
         )
     single = [abs(_off(fit, each)) for each in timings if each.tokens == 1]
     if single and max(single) > SINGLE_MOST:

@@ -17,8 +17,8 @@ from ecospec.harness.costs.text import PairCounts, TreeObserver, add_text
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.loading import LoadedTarget
 from ecospec.harness.requests import Request
-from ecospec.harness.stopping import StopRule
 from ecospec.harness.steps import unique_pairs
+from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target
 from ecospec.harness.timing import PHASES, stopwatch_for, wait_for
 from ecospec.policies import DraftTree
@@ -157,7 +157,8 @@ class TextRuns:
         """
         self._chat = chat
         self._loaded, self._requests, self._eos = loaded, list(requests), eos
-        self._methods: dict[str | None, Speculation | None] = {None: None, **methods}
+        self._methods: dict[str | None, Speculation | None] = {None: None}
+        self._methods.update(methods)
         self.decodes: dict[str | None, Decodes] = {label: Decodes() for label in self._methods}
 
     def warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""How many experts real text needs: consecutive tokens, the nodes of draft trees, and what uniform routing would give."""
+"""How many experts real text needs: consecutive tokens, nodes of draft trees, and what uniform routing would give."""
 
 from __future__ import annotations
 
