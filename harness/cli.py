@@ -15,6 +15,7 @@ import click
 import ecospec
 from ecospec.errors import UserError
 from ecospec.harness.cli_options import DOCTOR_OPTIONS, RUN_OPTIONS, option, run_options, sweep_options, train_options
+from ecospec.harness.commands.profile import profile
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 from ecospec.harness.processes import process_count
@@ -298,6 +299,9 @@ def card(ctx: click.Context, folder: Path | None) -> None:
     from ecospec.harness.app import card_command
 
     ctx.exit(card_command(folder))
+
+
+cli.add_command(profile)
 
 
 def main() -> None:

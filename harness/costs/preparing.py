@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ecospec.harness.chat import chat_of
 from ecospec.harness.config import RunConfig
-from ecospec.harness.costs.forcing import TOKENS, sweep_cells, token_counts
+from ecospec.harness.costs.forcing import TOKENS, sweep_cells
 from ecospec.harness.costs.measuring import Note
 from ecospec.harness.costs.profiling import (
     Plan,
@@ -46,8 +46,8 @@ NEW_TOKENS = 48
 """Most tokens of a decode's output."""
 CONTEXT = 200
 """Tokens in the sweep's KV memory: a prompt of the suites."""
-ROUNDS, ROUNDS_IN_A_RUN = 15, 7
-LEVELS_IN_A_RUN = 5
+ROUNDS_IN_A_RUN, LEVELS_IN_A_RUN, TOKENS_IN_A_RUN = 10, 5, (1, 2, 4, 8)
+"""A run that has to profile first does so in less time, over fewer cells."""
 
 
 def cost_model_for(
@@ -96,9 +96,9 @@ def _cost_model_for(
         _say(f"no cost model for this target on this device: profiling first, into {path_of(key)}")
         geometry = loaded.target.geometry
         context = max(1, min(CONTEXT, geometry.context - most))
-        cells = sweep_cells(token_counts(most), geometry.experts, geometry.top_k, LEVELS_IN_A_RUN)
+        cells = sweep_cells((*TOKENS_IN_A_RUN, most), geometry.experts, geometry.top_k, LEVELS_IN_A_RUN)
         plan = Plan(cells, ROUNDS_IN_A_RUN, context)
-        texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN)
+        texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("profiling", steps_of(plan, subject)) as note:
             saved = profile(subject, plan, texts, note)
         _keep(saved, None)
@@ -109,7 +109,7 @@ def _cost_model_for(
     if drafting is None or wanted or not set(subject.oracles) <= set(known):
         _say("the cost model has no steps of this drafter, tree size and predictor yet: measuring them")
         short = dataclasses.replace(subject, predictors=wanted)
-        texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN)
+        texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("measuring steps", ROUNDS_IN_A_RUN * (1 + len(short.methods()))) as note:
             fresh = profile_drafting(short, ROUNDS_IN_A_RUN, max(most, saved.most_tokens), texts, note)
         drafting = dataclasses.replace(fresh, predicting={**known, **fresh.predicting})
@@ -127,6 +127,7 @@ def subject_of(
     """What is to be profiled for a run."""
     oracles = [label for label, each in predictors.items() if each.oracle]
     return Subject(
+        name=config.target or EMBEDDED,
         loaded=parts.loaded,
         device=device,
         placement=placement_text(parts.loaded.target.model, config.parallel),
@@ -150,8 +151,8 @@ def texts_of(
     suites: Sequence[str],
     data: str,
     count: int,
+    new_tokens: int,
     plugins: Plugins | None = None,
-    new_tokens: int = NEW_TOKENS,
 ) -> Texts:
     """So many requests, or as many as there are, of the suites in turn.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+import numpy as np
 import torch
 import transformers
 
@@ -16,7 +17,7 @@ from ecospec.harness.bandwidth import copy_bandwidth
 from ecospec.harness.chat import Chat
 from ecospec.harness.costs.fitting import Timing, fit_cost_model
 from ecospec.harness.costs.forcing import Cell
-from ecospec.harness.costs.measuring import WARM_UP_ROUNDS, Note, Sweep, TextPass, TextRuns
+from ecospec.harness.costs.measuring import WARM_UP_ROUNDS, Note, Sweep, TextPass, TextRuns, typical
 from ecospec.harness.costs.saved import CostKey, Drafting, Fit, Point, SavedCostModel, StepRest
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.distributed import summed
@@ -34,6 +35,8 @@ TREE_REQUESTS = 6
 """Requests whose draft trees are looked at."""
 DRIFT_MOST = 0.20
 """How much the copy bandwidth may change from the beginning to the end."""
+SPREAD_MOST = 0.25
+"""How far apart the quartiles of a cell's passes may be, in shares of the lower one."""
 CONFIDENCE = "confidence"
 """The label of the method that drafts and predicts nothing."""
 
@@ -43,11 +46,13 @@ class Subject:
     """What is profiled.
 
     Attributes:
+        name: of the target, for readers.
         drafter: None to measure the target alone.
         drafter_spec, drafter_sha256: what the saved model knows it by.
         predictors: by label; of those that look at true routing, ``oracles``, no time is measured.
     """
 
+    name: str
     loaded: LoadedTarget
     device: str
     placement: str | None
@@ -193,7 +198,7 @@ def profile(subject: Subject, plan: Plan, texts: Texts, note: Note = lambda: Non
     text = runs.text_pairs(min(most, geometry.context // 2))
     return SavedCostModel(
         key=key_of(subject.loaded, subject.device, subject.placement),
-        target=subject.loaded.name,
+        target=subject.name,
         moe_layers=geometry.moe_layers,
         experts=geometry.experts,
         top_k=geometry.top_k,
@@ -201,7 +206,7 @@ def profile(subject: Subject, plan: Plan, texts: Texts, note: Note = lambda: Non
         always_read_bytes=geometry.always_read_bytes,
         fit=_fit(points, passes, drift),
         points=tuple(points),
-        ar_seconds=statistics.median(each.seconds for each in runs.decodes[None].passes()),
+        ar_seconds=typical([each.seconds for each in runs.decodes[None].passes()]),
         copy_bytes_per_second=bandwidth,
         context=plan.context,
         pairs_by_tokens=text.means(),
@@ -246,7 +251,8 @@ def points_of(
     """The cells of a sweep, with the share of the copy bandwidth that each reached."""
     points = []
     for cell, seconds in sweep.seconds.items():
-        low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+        median, high = (float(np.quantile(seconds, share)) for share in (0.5, 0.75))
+        least = typical(seconds)
         pairs = cell.active_experts * moe_layers
         read = pairs * expert_bytes + always_read_bytes
         points.append(
@@ -254,12 +260,12 @@ def points_of(
                 cell.tokens,
                 cell.active_experts,
                 pairs,
-                middle,
-                low,
+                least,
+                median,
                 high,
                 len(seconds),
                 cell.held_out,
-                read / middle / bandwidth,
+                read / least / bandwidth,
             )
         )
     return points
@@ -272,9 +278,14 @@ def _fit(points: Sequence[Point], passes: Sequence[TextPass], drift: float) -> F
     except ValueError as error:
         raise UserError(f"the sweep is too small ({error})") from error
     if passes:
-        off = statistics.median(p.seconds / fit.verify_seconds(p.tokens, p.expert_pairs) - 1 for p in passes)
+        off = typical([p.seconds / fit.verify_seconds(p.tokens, p.expert_pairs) - 1 for p in passes])
         fit = fit_cost_model(timings, off)
+    spread = statistics.median((point.high - point.seconds) / point.seconds for point in points)
+    said = []
+    if spread > SPREAD_MOST:
+        said.append(f"half of the passes of a cell are spread over {100 * spread:.0f} %: the machine is not at rest")
     if drift > DRIFT_MOST:
-        said = f"the copy bandwidth changed by {100 * drift:.0f} % while this was measured: the machine is not at rest"
-        fit = replace(fit, warnings=(*fit.warnings, said))
-    return fit
+        said.append(
+            f"the copy bandwidth changed by {100 * drift:.0f} % while this was measured: the machine is not at rest"
+        )
+    return replace(fit, warnings=(*fit.warnings, *said))

@@ -93,7 +93,8 @@ class Fit:
     Attributes:
         r_squared: 1 − Σ residual² / Σ (T − mean T)² over the cells that were fitted; None in a projection.
         held_out_error: the largest |T − model| / T over the cells that were left out of the fit; None without any.
-        text_error: median of T / model − 1 over the verification passes of a real decode; None where none was made.
+        text_error: T / model − 1 of the verification passes of a real decode, the lower quartile as that of every T;
+            None where none was made.
         warnings: why not to believe it, a sentence each.
     """
 
@@ -119,7 +120,8 @@ class Point:
     Attributes:
         active_experts: E, unique experts in each MoE layer.
         expert_pairs: unique (layer, expert) pairs, E · MoE layers.
-        seconds: median of the passes, between the quartiles ``low`` and ``high``.
+        seconds: T, the lower quartile of the passes: what else the machine does only ever adds to a pass.
+        median, high: of the passes; ``high`` is the upper quartile.
         held_out: whether the fit was made without it.
         bandwidth_share: bytes read / seconds, as a share of the copy bandwidth.
     """
@@ -130,7 +132,7 @@ class Point:
     active_experts: int
     expert_pairs: int
     seconds: float
-    low: float
+    median: float
     high: float
     passes: int
     held_out: bool
@@ -139,7 +141,7 @@ class Point:
 
 @dataclass(frozen=True)
 class StepRest:
-    """Seconds of a decode step besides the target's pass; ``outside`` is what no phase has.
+    """Seconds of a decode step besides the target's pass, each the lower quartile; ``outside`` is what no phase has.
 
     Attributes:
         predict: 0 without a predictor.

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ecospec.harness.decoding import true_routing
 from ecospec.harness.target import TargetSession
 from ecospec.policies import DraftTree, ExpertSets
-from ecospec.policies.builtin import grow_by_score
 from ecospec.policies.experts import count_pairs
+from ecospec.policies.growing import grow_by_score
 
 
 def uniform_experts(tokens: int, experts: int, top_k: int) -> float:

@@ -107,13 +107,15 @@ def test_experts_that_are_told_no_indices_are_refused_by_name(target_of: Callabl
 def test_forcing_ends_with_an_error_and_wants_the_right_shape() -> None:
     target = tiny_target()
     session = target.new_session(20)
-    with pytest.raises(ValueError, match=r"forced experts of shape \(2, 2\), expected \(3, 2\)"):
-        with target.forcing(torch.tensor([[[0, 1], [2, 3]]] * 3)):
-            session.prefill([1, 2, 3])
+    forced = torch.tensor([[[0, 1], [2, 3]]] * 3)
+    with (
+        target.forcing(forced),
+        pytest.raises(ValueError, match=r"forced experts of shape \(2, 2\), expected \(3, 2\)"),
+    ):
+        session.prefill([1, 2, 3])
     session.prefill([1, 2, 3])
-    with pytest.raises(ValueError, match="experts for 2 MoE layers, and there are 3"):
-        with target.forcing(torch.zeros(2, 1, 2, dtype=torch.int64)):
-            pass
+    with pytest.raises(ValueError, match="experts for 2 MoE layers, and there are 3"), target.forcing(forced[:2]):
+        pass
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (64, 8), (5, 4), (7, 1)])
