@@ -24,6 +24,7 @@ from ecospec.harness.cli_options import (
     train_options,
 )
 from ecospec.harness.commands.acceptance import train_acceptance
+from ecospec.harness.commands.profile import profile
 from ecospec.harness.commands.record import record
 from ecospec.harness.commands.replay import replay
 from ecospec.harness.config import RunConfig
@@ -133,9 +134,8 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 
     suites = suites_asked(",".join(options.pop("suite")), SUITES)
     axes = [options.pop(name) for name in ("temperature", "batch_size", "budget")]
-    base = RunConfig(
-        **{**options, "suite": "", **{name: spec_texts(options[name]) for name in ("policy", "predictor")}}
-    )
+    specs = {name: spec_texts(options[name]) for name in ("policy", "predictor")}
+    base = RunConfig(**{**options, "suite": "", **specs})
     ctx.exit(sweep_command(Grid(grid or "", base, tuple(suites), *axes)))
 
 
@@ -310,6 +310,9 @@ def card(ctx: click.Context, folder: Path | None) -> None:
     from ecospec.harness.app import card_command
 
     ctx.exit(card_command(folder))
+
+
+cli.add_command(profile)
 
 
 def main() -> None:

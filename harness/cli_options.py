@@ -91,6 +91,11 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=DEFAULTS.acceptance,
         help="Acceptance estimator NAME[:parameter=value,...], for policies that look at one; draft does without.",
     ),
+    option(
+        "--cost-model",
+        type=click.Path(path_type=Path),
+        help="Cost model for policies that need one.  [default: the saved one, which is measured first if need be]",
+    ),
     option("--target", help="MoE checkpoint folder or hub name. Default: the embedded model."),
     option("--target-revision", help="Of a target on the hub: branch, tag or commit.  [default: the newest]"),
     option(

@@ -17,6 +17,7 @@ class RunConfig:
     Attributes:
         predictor: with several, every policy that needs predicted expert sets is run with each.
         acceptance: estimator for the policies that look at estimates of acceptance.
+        cost_model: file to take in place of the saved cost model of this device and target.
         target: None for the embedded model, else a checkpoint folder or hub name.
         target_revision, drafter_revision: of a hub name: branch, tag or commit; None for the newest.
         trust_remote_code: whether Python files of the target's checkpoint may run.
@@ -44,6 +45,7 @@ class RunConfig:
     baseline: str = "confidence"
     predictor: tuple[str, ...] = ("feature",)
     acceptance: str = "isotonic"
+    cost_model: Path | None = None
     target: str | None = None
     target_revision: str | None = None
     trust_remote_code: bool = False

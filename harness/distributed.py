@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.processes import local_rank, process_count, process_rank
 from ecospec.harness.sharding import is_split
 
+T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others; loading a large checkpoint can part them by minutes."""
 RANK_0_FIRST = 1.0
@@ -186,6 +187,17 @@ def share_records(path: Path) -> None:
     dist.broadcast_object_list(text, src=0, group=_control)
     if process_rank() > 0 and text[0] is not None:
         path.write_text(text[0], encoding="utf-8")
+
+
+def from_rank_0(make: Callable[[], T]) -> T:
+    """What ``make`` gives in rank 0, in all processes; every one runs it, since it may run the target."""
+    made = make()
+    if process_count() == 1:
+        return made
+    shared = [made if process_rank() == 0 else None]
+    dist.broadcast_object_list(shared, src=0, group=_control)
+    found: T = shared[0]  # type: ignore[assignment]
+    return found
 
 
 def summed(value: float) -> float:

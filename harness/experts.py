@@ -10,6 +10,8 @@ through that interface is in `quantized` and `llama4`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,6 +37,28 @@ class RoutingTap:
     indices: list[Tensor | None] = field(default_factory=list)
     shard: ExpertShard | None = None
     """What this process holds of every layer, where the experts are split over several."""
+    forced: tuple[Tensor, ...] = ()
+    """Of each layer the experts [tokens, K] that are used in place of the router's; none outside `forcing`."""
+
+    @contextmanager
+    def forcing(self, experts: Tensor) -> Iterator[None]:
+        """In this block every pass uses these experts, with the router's weights; what it computes means nothing.
+
+        Args:
+            experts: int64 [MoE layers, tokens, K], distinct in each row.
+
+        Raises:
+            UserError: the experts are split over processes, so that a token's experts are not named in one.
+        """
+        if self.shard is not None:
+            raise UserError("the experts of a target with --parallel expert cannot be forced; expected one process")
+        if len(experts) != len(self.modules):
+            raise ValueError(f"experts for {len(experts)} MoE layers, and there are {len(self.modules)}")
+        self.forced = experts.unbind()
+        try:
+            yield
+        finally:
+            self.forced = ()
 
     def clear(self) -> None:
         """Forget the last pass."""
@@ -88,9 +112,16 @@ def declared_experts(config: Any) -> int:
     return max((value for value in found if isinstance(value, int)), default=0)
 
 
-def _note(module: Any, index: Tensor) -> None:
+def _route(module: Any, index: Tensor) -> Tensor:
+    """Note the experts of a pass. They are the router's, ``index``, unless others are forced."""
     tap, layer = module._ecospec
+    if tap.forced:
+        forced = tap.forced[layer]
+        if forced.shape != index.shape:
+            raise ValueError(f"forced experts of shape {tuple(forced.shape)}, expected {tuple(index.shape)}")
+        index = forced.to(index)
     tap.indices[layer] = index
+    return index
 
 
 def install(model: Any) -> RoutingTap:
@@ -100,7 +131,7 @@ def install(model: Any) -> RoutingTap:
         UserError: the model has routed experts whose routing cannot be noted.
     """
     config = model.config.get_text_config(decoder=True)
-    llama4.adopt(model, config, _dispatch, _note)
+    llama4.adopt(model, config, _dispatch, _route)
     found = named_experts(model)
     experts = declared_experts(config)
     if not found and experts > 1:
@@ -114,7 +145,7 @@ def install(model: Any) -> RoutingTap:
         module._ecospec = (tap, layer)  # type: ignore[assignment]
         module._ecospec_offloaded = is_offloaded(module)  # type: ignore[assignment]
         if quantized.is_mxfp4(module):
-            quantized.note_mxfp4(model.get_submodule(name.rpartition(".")[0]), module, partial(_note, module))
+            quantized.note_mxfp4(model.get_submodule(name.rpartition(".")[0]), module, partial(_route, module))
             continue
         if not quantized.is_fp8(module) and is_plain_swiglu(module):
             _lay_out(module)
@@ -243,12 +274,11 @@ def _dispatch(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
 
 
 def _experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    _note(module, top_k_index)
-    return _dispatch(module, hidden_states, top_k_index, top_k_weights)
+    return _dispatch(module, hidden_states, _route(module, top_k_index), top_k_weights)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts_forward)
-quantized.register_fp8(EXPERTS, _note)
+quantized.register_fp8(EXPERTS, _route)
 
 
 def widen_experts(model: nn.Module, factor: int) -> None:

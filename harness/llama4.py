@@ -22,17 +22,21 @@ NOTED = "_ecospec_noted"
 """The attribute by which an experts module says that its routing is noted elsewhere."""
 
 
-def adopt(model: nn.Module, config: Any, dispatch: Dispatch, note: Callable[[Any, Tensor], None]) -> None:
+Route = Callable[[Any, Tensor], Tensor]
+"""(experts module, its router's experts [T, K]) to those that are to be used; notes them."""
+
+
+def adopt(model: nn.Module, config: Any, dispatch: Dispatch, route: Route) -> None:
     """Give the Llama 4 layers of a model, if it has any, an experts interface and true positions.
 
     Args:
         dispatch: multiplies with the activated experts.
-        note: is given each experts module and the experts [tokens, K] of a pass.
+        route: is given each experts module and the experts [tokens, K] of a pass, and says which are used.
     """
     for module in model.modules():
         kind = type(module).__name__
         if kind == "Llama4TextMoe":
-            _adopt_experts(module, config, dispatch, note)
+            _adopt_experts(module, config, dispatch, route)
         elif kind == "Llama4TextDecoderLayer":
             attention: Any = module.self_attn
             if attention.attn_temperature_tuning and not attention.use_rope:
@@ -45,7 +49,7 @@ def _gate(experts: Any, gate_up: Tensor) -> Tensor:
     return inner
 
 
-def _adopt_experts(moe: Any, config: Any, dispatch: Dispatch, note: Callable[[Any, Tensor], None]) -> None:
+def _adopt_experts(moe: Any, config: Any, dispatch: Dispatch, route: Route) -> None:
     experts = moe.experts
     if hasattr(experts, "_apply_gate"):
         return
@@ -59,7 +63,7 @@ def _adopt_experts(moe: Any, config: Any, dispatch: Dispatch, note: Callable[[An
         flat = hidden_states.reshape(-1, module.hidden_dim)
         _, logits = module.router(flat)
         values, index = logits.topk(module.top_k, dim=-1)
-        note(experts, index)
+        index = route(experts, index)
         scale = torch.sigmoid(values.float()).to(flat.dtype)
         rows = (flat[:, None] * scale[:, :, None]).flatten(0, 1)
         routed = dispatch(experts, rows, index.reshape(-1, 1), rows.new_ones(len(rows), 1))

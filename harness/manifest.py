@@ -97,6 +97,11 @@ def folder_hash(path: object) -> str | None:
     return checkpoint_hash(Path(path)) if isinstance(path, str | Path) and Path(path).is_dir() else None
 
 
+def text_hash(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def prompts_hash(prompts: Iterable[Sequence[int]]) -> str:
     """SHA-256 over the rendered prompts' token ids: a chat template or an exemplar changes it."""
     digest = hashlib.sha256()

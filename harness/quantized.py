@@ -18,11 +18,13 @@ from torch.nn import functional as F
 from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, Fp8Dequantize
 from transformers.integrations.moe import ExpertsInterface
 
+from ecospec.errors import UserError
+
 MXFP4_BLOCK = 32
 """Weights that share a scale of one byte."""
 
-Note = Callable[[Tensor], None]
-"""Takes the experts [tokens, K] of a pass."""
+Route = Callable[[Tensor], Tensor]
+"""Takes the experts [tokens, K] of a pass, and gives those that are to be used: the same, unless others are forced."""
 
 
 def is_mxfp4(module: Any) -> bool:
@@ -41,37 +43,46 @@ def mxfp4_bytes(module: Any) -> int:
     return weights // 2 + weights // MXFP4_BLOCK + int(biases) // experts
 
 
-def note_mxfp4(mlp: nn.Module, experts: Any, note: Note) -> None:
+def note_mxfp4(mlp: nn.Module, experts: Any, route: Route) -> None:
     """Have the experts of every pass noted.
 
     Args:
         mlp: the module that holds the experts, and their router as ``router``.
     """
 
-    def told(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def told(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         index = kwargs.get("top_k_index", args[1] if len(args) > 1 else None)
-        if isinstance(index, Tensor) and not index.is_floating_point() and index.dim() == 2:
-            note(index)
+        if not (isinstance(index, Tensor) and not index.is_floating_point() and index.dim() == 2):
+            return None
+        used = route(index)
+        if "top_k_index" in kwargs:
+            return args, {**kwargs, "top_k_index": used}
+        return (args[0], used, *args[2:]), kwargs
 
     def asked(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = args[0] if args else kwargs["hidden_states"]
         router = module.router
         logits = F.linear(states.reshape(-1, states.shape[-1]), router.weight, router.bias)
-        note(logits.topk(router.top_k, dim=-1).indices)
+        index = logits.topk(router.top_k, dim=-1).indices
+        if route(index) is not index:
+            raise UserError(
+                f"{type(experts).__name__}: this version of transformers tells packed MXFP4 experts no indices, so "
+                "that their routing cannot be forced; expected a newer transformers"
+            )
 
     experts.register_forward_pre_hook(told, with_kwargs=True)
     if "forward" in vars(mlp):  # the library has put another forward there, whose experts are not told indices
         mlp.register_forward_pre_hook(asked, with_kwargs=True)
 
 
-def register_fp8(name: str, note: Callable[[Any, Tensor], None]) -> None:
-    """Put an experts function under this name beside the library's for FP8, which notes and hands over to it.
+def register_fp8(name: str, route: Callable[[Any, Tensor], Tensor]) -> None:
+    """Put an experts function under this name beside the library's for FP8, which asks `route` and hands over to it.
 
     On an accelerator that is its grouped product; elsewhere its loop over the activated experts.
     """
 
     def forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        note(module, top_k_index)
+        top_k_index = route(module, top_k_index)
         if hidden_states.device.type == "cpu":
             plain: Any = type(module).forward.__wrapped__
             result: Tensor = plain(module, hidden_states, top_k_index, top_k_weights)

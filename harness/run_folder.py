@@ -27,6 +27,8 @@ RESUME_KEYS = [
     "policy",
     "predictor",
     "acceptance",
+    "acceptance_sha256",
+    "cost_model_sha256",
     "methods",
     "target",
     "drafter",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ from ecospec.harness.bandwidth import copy_bandwidth
 from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
+from ecospec.harness.costs.preparing import cost_model_for
+from ecospec.harness.costs.saved import SavedCostModel
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.distributed import summed
 from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.lossless import UNCHECKED, VIOLATED, LosslessCheck, check_output
-from ecospec.harness.manifest import checkpoint_hash, device_facts, folder_hash, prompts_hash
+from ecospec.harness.manifest import checkpoint_hash, device_facts, folder_hash, prompts_hash, text_hash
 from ecospec.harness.placement import TENSOR, Placement
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import (
+    MethodParts,
     Parts,
     check_options,
     create_policies,
@@ -113,6 +117,12 @@ class Bench:
         target = self.loaded.target
         self.method_parts = method_parts(policies, self.predictors)
         speculations = load_speculations(config, policies, self.predictors, self.estimator, self.parts)
+        self.cost_model: SavedCostModel | None = None
+        if any(policy.needs_cost_model for policy in policies.values()):
+            self.cost_model = cost_model_for(
+                config, self.parts, self.chosen, self.device, self.predictors, config.cost_model
+            )
+            speculations = with_costs(speculations, self.method_parts, self.cost_model)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
         self.chat = chat_of(
             self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
@@ -182,6 +192,7 @@ class Bench:
         """The facts but for what is measured: what was asked for, what of, and on what."""
         config = asdict(self.config)
         output = config.pop("output")
+        cost_model = None if self.cost_model is None else self.cost_model.manifest()
         return {
             **config,
             "suite": self.suite.name,
@@ -219,6 +230,8 @@ class Bench:
             "drafter_sha256": folder_hash(getattr(self.chosen.drafter, "path", None)),
             "drafter_commit": self.chosen.commit,
             "predictor": list(self.config.predictor),
+            "cost_model": cost_model,
+            "cost_model_sha256": None if cost_model is None else text_hash(json.dumps(cost_model, sort_keys=True)),
             "acceptance": spec_of(self.estimator),
             "acceptance_sha256": folder_hash(getattr(self.estimator, "path", None)),
             "predictor_sha256": list(self.predictor_sha256.values()),
@@ -291,6 +304,17 @@ class Bench:
 
     def _is_checked(self, index: int) -> bool:
         return self.config.check == "all" or (self.config.check == "sample" and index % SAMPLE_EVERY == 0)
+
+
+def with_costs(
+    speculations: Mapping[str, Speculation], methods: Sequence[MethodParts], saved: SavedCostModel
+) -> dict[str, Speculation]:
+    """The methods with the cost model that each is given: of a step with its own predictor."""
+    predictors = {each.label: each.predictor for each in methods}
+    return {
+        label: replace(each, cost_model=saved.for_method(predictors[label])) if each.policy.needs_cost_model else each
+        for label, each in speculations.items()
+    }
 
 
 def rotated(methods: Sequence[Method], by: int) -> list[Method]:

@@ -195,6 +195,10 @@ class Target:
         own: Tensor = self.model.get_input_embeddings().weight
         return own if self._embedding is None else self._embedding
 
+    def forcing(self, experts: Tensor) -> AbstractContextManager[None]:
+        """In this block every pass uses these experts, int64 [MoE layers, tokens, K]; see `RoutingTap.forcing`."""
+        return self._tap.forcing(experts)
+
     def new_session(self, capacity: int) -> TargetSession:
         """KV memory for one request of at most ``capacity`` tokens."""
         return TargetSession(self, SlotCache(len(self._layers), capacity))

@@ -25,7 +25,7 @@ from ecospec.harness.cli_options import integers, option, spec_texts
 @option(
     "--cost-model",
     type=click.Path(path_type=Path),
-    help="Cost model: what 'ecospec-bench profile' saved, or a YAML file of a device and a geometry.",
+    help="What 'ecospec-bench profile' saved, a YAML file of a device and a geometry, or a projection's name.",
 )
 @option("--limit", type=int, help="At most so many requests.  [default: all]", show_default=False)
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from ecospec.errors import UserError, nearest
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.recording.folder import Recording, open_recording
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
+from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
 from ecospec.harness.report_notes import NONE
 from ecospec.harness.stats import Ratio, paired_ratio
-from ecospec.policies import AcceptanceNeed, CostModel, ExpertNeed, spec_of
+from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
 
 CONFIDENCE = "confidence"
 
@@ -41,6 +43,7 @@ class ReplayRow:
 
     Attributes:
         acceptance_length: α. active_experts: E, per MoE layer. verified_tokens: per step.
+        projected_experts: E of the target that seconds are projected to; None without a projection.
         speedup: of the modelled seconds over plain decoding's; None without a cost model.
         over_confidence: over the confidence policy at the same γ.
         headroom: share of the way from confidence to each yardstick at the same γ, by its policy's name.
@@ -52,6 +55,7 @@ class ReplayRow:
     steps: int
     acceptance_length: float
     active_experts: float
+    projected_experts: float | None
     verified_tokens: float
     overlap: float | None
     speedup: Ratio | None
@@ -64,26 +68,28 @@ class Replayed:
     """What came of a replay.
 
     Attributes:
-        notes: what the table must not be used for.
+        notes: what the table must not be used for. costs: name of what seconds are reckoned with.
     """
 
     recording: Recording
     rows: tuple[ReplayRow, ...]
     requests: tuple[ReplayedRequest, ...]
     notes: tuple[str, ...]
+    costs: str | None
 
     def to_json(self) -> dict[str, Any]:
         """All figures, and the sums by request that they are made of."""
         return {
             "schema": 1,
             "recording": str(self.recording.folder),
+            "costs": self.costs,
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
             "requests": [asdict(each) for each in self.requests],
         }
 
 
-def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], cost: CostModel | None) -> list[ReplayMethod]:
+def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCosts | None) -> list[ReplayMethod]:
     """Every policy at every budget; one that looks at predicted experts, with every predictor.
 
     Raises:
@@ -105,11 +111,13 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], cost: CostModel 
         if budget < 1:
             raise UserError(f"--budget {budget}: expected an integer of at least 1")
         for spec, policy in policies.items():
-            if policy.needs_cost_model and cost is None:
+            if policy.needs_cost_model and costs is None:
                 raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
             for predictor in predictors if policy.needs is ExpertNeed.PREDICTED else predictors[:1]:
                 several = policy.needs is ExpertNeed.PREDICTED and len(predictors) > 1
                 label = f"{spec} with {predictor}" if several else spec
+                asked_for = predictor if policy.needs is ExpertNeed.PREDICTED and predictor != TRUE else None
+                cost = None if costs is None else costs.cost(asked_for)
                 methods.append(ReplayMethod(label, policy, budget, predictor, estimator, cost))
     return methods
 
@@ -120,34 +128,25 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
     Raises:
         UserError: it cannot be read, or lacks what is asked for.
     """
-    from ecospec.harness.recording.what_if import read_cost_model
-
     recording = open_recording(folder)
-    saved = None if asked.cost_model is None else read_cost_model(asked.cost_model, recording.manifest)
-    methods = methods_of(asked, recording.manifest, None if saved is None else saved.cost)
+    chosen = {entry.id: request for entry, request in islice(recording.requests(), asked.limit)}
+    costs = None
+    if asked.cost_model is not None:
+        costs = read_costs(asked.cost_model, recording.manifest, list(chosen.values()))
+    methods = methods_of(asked, recording.manifest, costs)
     geometry = recording.manifest["geometry"]
-    entries = recording.requests()
-    chosen = {entry.id: request for entry, request in _first(entries, asked.limit)}
-    plain = plain_decoding(chosen, None if saved is None else saved.cost)
-    found = [[] for _ in methods]  # type: list[list[ReplayedRequest]]
+    plain = plain_decoding(chosen, None if costs is None else costs.cost(None))
+    found: list[list[ReplayedRequest]] = [[] for _ in methods]
     for each in replay(chosen.items(), methods, geometry["experts"]):
         for column, replayed in zip(found, each, strict=True):
             column.append(replayed)
     return Replayed(
         recording,
-        tuple(_rows(plain, methods, found, geometry["moe_layers"])),
-        tuple([*plain, *(each for column in found for each in column)]),
-        tuple(_notes(recording, methods, None if saved is None else saved.note)),
+        tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
+        (*plain, *(each for column in found for each in column)),
+        tuple(_notes(recording, methods, costs)),
+        None if costs is None else costs.name,
     )
-
-
-def _first(entries: Any, limit: int | None) -> list[Any]:
-    taken = []
-    for each in entries:
-        if limit is not None and len(taken) >= limit:
-            break
-        taken.append(each)
-    return taken
 
 
 def _rows(
@@ -155,6 +154,7 @@ def _rows(
     methods: Sequence[ReplayMethod],
     found: Sequence[Sequence[ReplayedRequest]],
     layers: int,
+    costs: ReplayCosts | None,
 ) -> list[ReplayRow]:
     def faster(slow: Sequence[ReplayedRequest] | None, fast: Sequence[ReplayedRequest]) -> Ratio | None:
         if slow is None or any(each.seconds is None for each in (*slow, *fast)):
@@ -174,6 +174,7 @@ def _rows(
     rows = []
     for method, each in columns:
         steps = sum(request.steps for request in each)
+        experts = sum(request.expert_pairs for request in each) / steps / layers if steps else 0.0
         overlaps = [(request.overlap, request.steps) for request in each if request.overlap is not None]
         speedup = faster(plain, each)
         base = None if method is None else rate(method.budget, CONFIDENCE)
@@ -190,7 +191,8 @@ def _rows(
                 sees_ahead=method is not None and method.sees_ahead,
                 steps=steps,
                 acceptance_length=sum(request.emitted for request in each) / steps if steps else 0.0,
-                active_experts=sum(request.expert_pairs for request in each) / steps / layers if steps else 0.0,
+                active_experts=experts,
+                projected_experts=experts * costs.experts_scale if costs is not None and costs.projected else None,
                 verified_tokens=sum(request.selected for request in each) / steps if steps else 0.0,
                 overlap=sum(o * n for o, n in overlaps) / sum(n for _, n in overlaps) if overlaps else None,
                 speedup=speedup,
@@ -201,14 +203,14 @@ def _rows(
     return rows
 
 
-def _notes(recording: Recording, methods: Sequence[ReplayMethod], cost_note: str | None) -> list[str]:
+def _notes(recording: Recording, methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
     manifest = recording.manifest
     notes = [
         f"replayed from {recording.folder}: {len(recording.entries)} requests of {manifest['suite']}, "
         f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
     ]
-    if cost_note is not None:
-        notes.append(f"speed-ups are modelled, not measured: {cost_note}")
+    if costs is not None:
+        notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
         notes.append(f"acceptance as estimated by {methods[0].estimator}")
     ahead = sorted({method.label for method in methods if method.sees_ahead})
@@ -223,9 +225,20 @@ def _notes(recording: Recording, methods: Sequence[ReplayMethod], cost_note: str
 def replay_tables(found: Replayed) -> list[Table]:
     """One table, a line a method and budget."""
     modelled = any(row.speedup is not None for row in found.rows)
-    table = Table(title=Text("replay"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    heads = ["method", "γ", "α", "E", "verified", "overlap"]
-    heads += ["modelled speed-up", "over confidence", "headroom closed"] if modelled else []
+    table = Table(
+        title=Text("replay" if found.costs is None else f"replay, {found.costs}"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+    )
+    projected = any(row.projected_experts is not None for row in found.rows)
+    heads = ["method", "γ", "α", "E", *(["E, projected"] if projected else []), "verified", "overlap"]
+    heads += (
+        ["projected speed-up" if projected else "modelled speed-up", "over confidence", "headroom closed"]
+        if modelled
+        else []
+    )
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index else "left")
     for row in found.rows:
@@ -234,6 +247,7 @@ def replay_tables(found: Replayed) -> list[Table]:
             NONE if row.budget is None else str(row.budget),
             f"{row.acceptance_length:.3f}",
             f"{row.active_experts:.2f}",
+            *([] if row.projected_experts is None else [f"{row.projected_experts:.2f}"]),
             f"{row.verified_tokens:.2f}",
             NONE if row.overlap is None else f"{row.overlap * 100:.1f} %",
         ]

@@ -1,0 +1,1 @@
+"""What verification costs on a device: measured, fitted, and kept for the runs that need to know."""
