@@ -148,10 +148,10 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
         show: whether the report is printed too.
     """
     from ecospec.harness.distributed import share_records
-    from ecospec.harness.report import MethodInfo, report_json, summarise
-    from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
+    from ecospec.harness.report_writing import write_reports
     from ecospec.harness.run_folder import RECORDS, discard_empty, open_folder
+    from ecospec.harness.run_reading import report_of, run_data
 
     folder, manifest = open_folder(config, bench.facts())
     share_records(folder / RECORDS)
@@ -172,20 +172,8 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
     except UserError:
         discard_empty(folder)
         raise
-    geometry = bench.loaded.target.geometry
-    report = summarise(
-        records,
-        moe_layers=geometry.moe_layers,
-        top_k=geometry.top_k,
-        expert_bytes=geometry.expert_bytes,
-        always_read_bytes=geometry.always_read_bytes,
-        methods=[MethodInfo(m.label, m.true_routing) for m in bench.methods],
-        check=config.check,
-        baseline=bench.methods[1].label,
-        copy_bytes_per_second=manifest["copy_bytes_per_second"],
-    )
-    (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
+    report = report_of(records, manifest)
+    write_reports(run_data(folder, manifest, records, report))
     if show:
         print_report(report, manifest, Console())
     for violation in violations:

@@ -23,7 +23,7 @@ from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.eagle3 import Eagle3Head
-from ecospec.harness.steps import accept, check_numbers, overlap_of, select_rows, unique_pairs
+from ecospec.harness.steps import accept, active_pairs, check_numbers, depths_of, overlap_of, select_rows
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
 from ecospec.harness.target_batch import TargetBatch
@@ -46,6 +46,7 @@ class StepRecord:
         seconds: time per phase, of the whole batch.
         predicted_overlap: mean share of the true experts of the selected nodes that were predicted, or None.
         rows: requests in the batch.
+        reached, accepted: depths in the draft tree; see `depths_of`.
     """
 
     emitted: int
@@ -54,6 +55,8 @@ class StepRecord:
     seconds: dict[str, float]
     predicted_overlap: float | None = None
     rows: int = 1
+    reached: int = 0
+    accepted: int = 0
 
 
 Observer: TypeAlias = Callable[[DraftTree, ExpertSets | None, npt.NDArray[np.int64], TargetSession], None]
@@ -88,6 +91,8 @@ class Generation:
 
     ``prefill_seconds`` is up to the first emitted token, ``decode_seconds`` from there. What was done for a batch
     at once counts in equal shares for the requests that were in it, so that shares add up to the time it took.
+    ``activations`` [MoE layers, E] has the steps in which each expert was active, a batch's again in equal shares; None
+    without a step.
     """
 
     tokens: list[int]
@@ -96,6 +101,12 @@ class Generation:
     prefill_seconds: float
     decode_seconds: float
     steps: list[StepRecord] = field(default_factory=list)
+    activations: npt.NDArray[np.float64] | None = field(default=None, compare=False)
+
+    def count(self, active: npt.NDArray[np.bool_], rows: int) -> None:
+        """Take in the active experts [MoE layers, E] of a step of so many requests."""
+        share = active / rows
+        self.activations = share if self.activations is None else self.activations + share
 
 
 @dataclass(frozen=True)
@@ -175,10 +186,12 @@ def decode_ar_batch(target: Target, streams: Sequence[Stream]) -> list[Generatio
         watch.mark("commit")
         seconds = watch.finish()
         wall = time.perf_counter() - began
-        pairs = unique_pairs(step.whole.routing, target.geometry.experts)
+        active = active_pairs(step.whole.routing, target.geometry.experts)
+        pairs = int(active.sum())
         for i in going:
             generations[i].decode_seconds += wall / len(going)
             generations[i].steps.append(StepRecord(1, 1, pairs, seconds, rows=len(going)))
+            generations[i].count(active, len(going))
         _leave(going, streams, session)
     return _ended(generations, streams)
 
@@ -253,7 +266,7 @@ def decode_speculative_batch(
                     observe(tree, None if experts is None else experts[row], nodes, session.sessions[row])
         step = session.verify(trees, selected)
         watch.mark("verify")
-        parts, kept, blocks = step.parts(), [], []
+        parts, kept, blocks, paths = step.parts(), [], [], []
         greedy = streams[0].chooser.choose_greedy(step.whole.logits)
         ends = np.cumsum(step.counts)
         for row, (i, tree, nodes, end) in enumerate(zip(going, trees, selected, ends, strict=True)):
@@ -263,6 +276,7 @@ def decode_speculative_batch(
             block = [*(int(tree.tokens[nodes[r]]) for r in rows[1:]), token]
             taken = rule.take(block)
             kept.append(rows[:taken])
+            paths.append((rows, taken))
             blocks.append(block[:taken])
         session.commit(kept)
         if predictor is not None:
@@ -276,14 +290,26 @@ def decode_speculative_batch(
         watch.mark("draft")
         seconds = dict(watch.finish())
         wall = time.perf_counter() - began - watch.excluded_seconds
-        pairs = unique_pairs(step.whole.routing, target.geometry.experts)
+        active = active_pairs(step.whole.routing, target.geometry.experts)
+        pairs = int(active.sum())
         for row, i in enumerate(before):
             sets = None if experts is None else experts[row]
             overlap = overlap_of(sets, selected[row], parts[row].routing, target.geometry.experts)
             generations[i].decode_seconds += wall / len(before)
+            reached, accepted = depths_of(trees[row], selected[row], *paths[row])
             generations[i].steps.append(
-                StepRecord(len(blocks[row]), len(selected[row]), pairs, seconds, overlap, len(before))
+                StepRecord(
+                    emitted=len(blocks[row]),
+                    selected=len(selected[row]),
+                    expert_pairs=pairs,
+                    seconds=seconds,
+                    predicted_overlap=overlap,
+                    rows=len(before),
+                    reached=reached,
+                    accepted=accepted,
+                )
             )
+            generations[i].count(active, len(before))
     return _ended(generations, streams)
 
 

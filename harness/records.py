@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from ecospec.errors import UserError
@@ -40,6 +40,9 @@ class PromptRecord:
         score: of the text, by the suite's metric, from 0 to 1; None where the suite has none or it was not run.
         batch: id of the first of the prompts that were decoded together; empty for a prompt by itself.
         step_share: the steps, each divided by the number of prompts in it; None for a prompt by itself.
+        reached_by_depth: entry d − 1 has the steps in which a draft token of depth d was verified behind an accepted
+            path of depth d − 1; empty for plain decoding.
+        accepted_by_depth: those of them in which such a token was accepted and emitted.
     """
 
     prompt_id: str
@@ -62,6 +65,8 @@ class PromptRecord:
     score: float | None = None
     batch: str = ""
     step_share: float | None = None
+    reached_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
 
     @property
     def whole_steps(self) -> float:
@@ -77,7 +82,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("prompt_id", "method", "text", "reason", "verdict", "batch"), (str,)),
     **dict.fromkeys(("prompt_tokens", "steps", "emitted", "selected", "ties"), (int,)),
     **dict.fromkeys(("prefill_seconds", "decode_seconds", "largest_gap", "expert_pairs"), (int, float)),
-    "tokens": (list,),
+    **dict.fromkeys(("tokens", "reached_by_depth", "accepted_by_depth"), (list,)),
     "phase_seconds": (dict,),
     **dict.fromkeys(("predicted_overlap", "score", "step_share"), (int, float, type(None))),
 }
@@ -102,7 +107,7 @@ def read_records(path: Path) -> list[PromptRecord]:
 
 
 def _parse(path: Path) -> Iterator[PromptRecord]:
-    names = {field.name for field in fields(PromptRecord)}
+    names = {each.name for each in fields(PromptRecord)}
     # A kill can cut a character; the line it is in is then no JSON, and is judged as any other.
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")

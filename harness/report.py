@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from statistics import fmean, median
 from typing import Any
 
@@ -88,6 +89,9 @@ class MethodRow:
         achieved_gb_per_second: bytes per step / T_verify, in 10⁹ bytes per second.
         bandwidth_share: that over the device's measured copy bandwidth.
         predicted_overlap: share of the verified nodes' true experts that were predicted, mean over steps.
+        reached_by_depth: Σ steps in which a draft token of depth 1, 2, … was verified behind an accepted path; empty
+            for AR. See `PromptRecord`.
+        accepted_by_depth: of them, those in which it was accepted.
         score: mean score of the texts by the suite's metric; None where there is none.
         score_differs: prompts whose score is not that of AR's text.
     """
@@ -115,6 +119,8 @@ class MethodRow:
     achieved_gb_per_second: float | None
     bandwidth_share: float | None
     predicted_overlap: float | None
+    reached_by_depth: tuple[int, ...]
+    accepted_by_depth: tuple[int, ...]
     score: float | None
     score_differs: int
     lossless: Lossless
@@ -274,6 +280,8 @@ def _row(
         achieved_gb_per_second=_scaled(bytes_per_second, 1e-9),
         bandwidth_share=_divide(bytes_per_second, copy_bytes_per_second),
         predicted_overlap=_overlap(records),
+        reached_by_depth=_sums(r.reached_by_depth for r in records),
+        accepted_by_depth=_sums(r.accepted_by_depth for r in records),
         score=_mean(r.score for r in records),
         score_differs=sum(a.score != b.score for a, b in zip(ar, records, strict=True)) if ar else 0,
         lossless=lossless,
@@ -351,6 +359,10 @@ def _overlap(records: Sequence[PromptRecord]) -> float | None:
     """Mean over steps; a record holds the mean over its own."""
     known = [(r.predicted_overlap, r.steps) for r in records if r.predicted_overlap is not None]
     return _divide(sum(share * steps for share, steps in known), sum(steps for _, steps in known))
+
+
+def _sums(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*lists, fillvalue=0)))
 
 
 def _phase(records: Sequence[PromptRecord], name: str) -> float:

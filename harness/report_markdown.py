@@ -65,7 +65,7 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         f"# ecospec report{f': {_escape(suite)}' if suite else ''}",
         _escape(headline(report, manifest)),
         "## What was run",
-        _bullets(f"{name}: {_escape(_plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest),
+        _bullets(f"{name}: {_escape(plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest),
         "## Results",
         markdown_table(["", *labels], table),
         "## Notes",
@@ -108,13 +108,14 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A manifest's value in a line of text."""
     if value is None or value == {}:
         return NONE
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
+        return ", ".join(map(plain, value))
     return str(value)
 
 

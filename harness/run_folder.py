@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecospec.errors import UserError
+from ecospec.harness.activations import ACTIVATIONS
 from ecospec.harness.config import RunConfig
 from ecospec.harness.manifest import write_manifest
 from ecospec.harness.records import PromptRecord, append_records
@@ -158,7 +159,7 @@ def discard_parent(folder: Path) -> None:
 def discard_empty(folder: Path) -> None:
     """Remove the folder of a run that was refused before any prompt was finished; others stay as they are."""
     records = folder / RECORDS
-    if {path.name for path in folder.iterdir()} <= {MANIFEST, RECORDS} and not (
+    if {path.name for path in folder.iterdir()} <= {MANIFEST, RECORDS, ACTIVATIONS} and not (
         records.exists() and records.stat().st_size
     ):
         for path in folder.iterdir():

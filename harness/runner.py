@@ -11,6 +11,13 @@ from typing import Any
 
 import torch
 
+from ecospec.harness.activations import (
+    ACTIVATIONS,
+    PromptActivations,
+    append_activations,
+    as_counts,
+    keep_activations,
+)
 from ecospec.harness.bandwidth import copy_bandwidth
 from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
@@ -203,6 +210,7 @@ class Bench:
             "output": None if output is None else str(output),
             "policy": list(self.config.policy),
             "methods": [method.label for method in self.methods],
+            "true_routing": [method.label for method in self.methods if method.true_routing],
             "method_parts": self.method_facts(),
             "target": "embedded" if self.config.target is None else self.config.target,
             "drafter": "embedded" if self.config.drafter is None else self.config.drafter,
@@ -223,6 +231,7 @@ class Bench:
             "score_why_not": self.scorer.why_not,
             "data_sha256": self.suite.data_sha256,
             "prompts": len(self.requests),
+            "outputs": len(self.prompt_ids),
             "prompts_sha256": prompts_hash(request.ids for request in self.requests),
             "checkpoint_sha256": checkpoint_hash(self.bundle or self.loaded.folder),
             "target_commit": self.loaded.commit,
@@ -255,6 +264,7 @@ class Bench:
         unfinished = {name for _, group in todo for name in names_of(group)}
         records = [record for record in records if record.prompt_id in complete - unfinished]
         rewrite_records(path, records)
+        keep_activations(folder / ACTIVATIONS, complete - unfinished)
         violations: list[Violation] = []
         note = on_progress or (lambda index, label, record: None)
         if todo:
@@ -263,6 +273,7 @@ class Bench:
                 self.generate(todo[0][1], method, WARM_UP_TOKENS)
         for at, group in todo:
             fresh: list[PromptRecord] = []
+            active: list[PromptActivations] = []
             turns = list(enumerate(group, at))
             while turns:
                 requests = [request for _, request in turns]
@@ -277,10 +288,13 @@ class Bench:
                         fresh.append(record)
                         violations += violations_of(record, check)
                         note(index, record.method, record)
+                    active += activations_of(request, outputs)
                 # All methods go on from AR's answer: it is theirs too, but for numeric ties on other devices.
                 answers = [generation.text for generation in generations[AR]]
                 following = [(i, self.renderer.follow(r, text)) for (i, r), text in zip(turns, answers, strict=True)]
                 turns = [(index, request) for index, request in following if request is not None]
+            # A prompt is finished by its records: what belongs to it is on disk before them.
+            append_activations(folder / ACTIVATIONS, active)
             append_records(path, fresh)
             records += fresh
         return records, violations
@@ -366,7 +380,27 @@ def record_of(
         score=score,
         batch=batch,
         step_share=sum(1 / step.rows for step in steps) if batch else None,
+        reached_by_depth=by_depth([step.reached for step in steps]),
+        accepted_by_depth=by_depth([step.accepted for step in steps]),
     )
+
+
+def by_depth(depths: Sequence[int]) -> list[int]:
+    """Entry d − 1: how many of some depths are at least d."""
+    return [sum(depth >= least for depth in depths) for least in range(1, max(depths, default=0) + 1)]
+
+
+def activations_of(request: Request, outputs: Mapping[str, Generation]) -> list[PromptActivations]:
+    """What is written down of the experts that one prompt's steps read; nothing where no method took any."""
+    known = {
+        label: (output.activations, sum(1 / step.rows for step in output.steps))
+        for label, output in outputs.items()
+        if output.activations is not None and output.activations.size
+    }
+    if not known:
+        return []
+    counts = {label: as_counts(activations) for label, (activations, _) in known.items()}
+    return [PromptActivations(request.id, {label: steps for label, (_, steps) in known.items()}, counts)]
 
 
 def violations_of(record: PromptRecord, check: LosslessCheck | None) -> list[Violation]:

@@ -12,7 +12,6 @@ from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
 from ecospec.policies import CostModel, DraftTree, ExpertSets, Policy, SelectionRequest, run_policy
 from ecospec.policies.arrays import FloatArray
-from ecospec.policies.experts import count_pairs
 
 
 def check_numbers(logits: Tensor) -> None:
@@ -27,10 +26,15 @@ def check_numbers(logits: Tensor) -> None:
 
 def unique_pairs(routing: Tensor, experts: int) -> int:
     """Unique (layer, expert) pairs of a routing [L, n, K]; 0 of a dense model's, which has no layers."""
-    if not len(routing):
-        return 0
-    sets = ExpertSets.from_topk(routing.cpu().numpy(), experts)
-    return int(count_pairs(sets.union()))
+    return int(active_pairs(routing, experts).sum())
+
+
+def active_pairs(routing: Tensor, experts: int) -> npt.NDArray[np.bool_]:
+    """Which experts of each MoE layer a pass reads [L, E], from its routing [L, n, K]; [0, E] of a dense model's."""
+    active = np.zeros((len(routing), experts), dtype=np.bool_)
+    if len(routing):
+        np.put_along_axis(active, routing.cpu().numpy().reshape(len(routing), -1), True, axis=1)
+    return active
 
 
 def accept(
@@ -64,6 +68,24 @@ def accept(
                 break
         else:
             return rows, token
+
+
+def depths_of(tree: DraftTree, nodes: npt.NDArray[np.int64], rows: Sequence[int], taken: int) -> tuple[int, int]:
+    """How deep a step had something to verify on the path that it emitted, and how deep that was accepted.
+
+    Args:
+        nodes, rows: what was selected and the accepted rows, as `accept` has them.
+        taken: tokens that the stop rule let through, of the accepted draft tokens and the bonus token after them.
+
+    Returns:
+        ``(reached, accepted)``: a draft token of each depth from 1 to ``accepted`` was emitted. The path was tried
+        one deeper, so that ``reached`` is ``accepted + 1``, where the last emitted node has a selected child and no
+        stop came before it; else they are equal.
+    """
+    accepted = min(taken, len(rows) - 1)
+    last = int(nodes[rows[accepted]])
+    tried = taken == len(rows) and not set(tree.children[last]).isdisjoint(nodes.tolist())
+    return accepted + tried, accepted
 
 
 def select_rows(

@@ -116,7 +116,8 @@ def sampled(
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Counts [8, 8, 8] of the outputs of this many requests, and their acceptance length α."""
     monkeypatch.setattr(drafting, "DrafterSession", Guesses)
-    monkeypatch.setattr(decoding, "unique_pairs", lambda *args: 0)  # only a record, and a third of the time
+    none = np.zeros((0, 0), dtype=np.bool_)
+    monkeypatch.setattr(decoding, "active_pairs", lambda *args: none)  # only a record, and a third of the time
     if accept is not None:
         monkeypatch.setattr(decoding, "accept", accept)
     method = Speculation(Confidence(), tiny_head(), budget=6, draft_steps=2, draft_topk=3)

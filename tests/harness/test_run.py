@@ -27,10 +27,11 @@ def tokens_by_method(folder: Path) -> dict[str, list[list[int]]]:
     return found
 
 
-def test_a_run_prints_one_table_and_leaves_four_files(bench: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_prints_one_table_and_leaves_its_files(bench: Callable[..., Any], tmp_path: Path) -> None:
     ran = bench("--policy", ALL_POLICIES, "--output", "out")
     assert ran.code == 0, ran.err
-    names = {"manifest.json", "prompts.jsonl", "report.json", "report.md"}
+    reports = {"report.json", "report.md", "report.csv", "report.html"}
+    names = {"manifest.json", "prompts.jsonl", "activations.jsonl", *reports}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     for word in ("speed-up", "marginal-cost", "oracle", "embedded sample", "exact", "run folder: out"):
         assert word in ran.out

@@ -1,0 +1,56 @@
+"""A report as comma-separated values: one line a run and method, one column a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ecospec.harness.report import report_json
+from ecospec.harness.run_reading import RunData
+
+RUN_COLUMNS = ("suite", "target", "temperature", "batch_size", "budget")
+"""Of the manifest, what tells runs apart."""
+
+
+def report_csv(runs: Sequence[RunData]) -> str:
+    """All methods of some runs; a figure that cannot be had is an empty cell.
+
+    The columns are the run's name and options, its prompts, and then the keys of a row of ``report.json`` in their
+    order: a key inside another has both names (``phase_ms_verify``), an interval stands behind its ratio (``speedup``,
+    ``speedup_low``, ``speedup_high``), and a list has a column an entry, from 1.
+    """
+    lines: list[dict[str, Any]] = []
+    for run in runs:
+        for row in report_json(run.report)["rows"]:
+            options = {key: run.manifest.get(key) for key in RUN_COLUMNS}
+            counted = {"prompts": run.report.prompts, "prompts_missing": run.missing}
+            lines.append({"run": run.name, **options, **counted, **row})
+    # Not by line: what one method lacks stands where another has it.
+    cells: list[dict[str, Any]] = [{} for _ in lines]
+    columns: list[str] = []
+    for key in dict.fromkeys(key for line in lines for key in line):
+        flat = [{} if line.get(key) is None else _flat(key, line[key]) for line in lines]
+        columns += dict.fromkeys(name for each in flat for name in each) or [key]
+        for cell, each in zip(cells, flat, strict=True):
+            cell |= each
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue()
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {f"{name}_{number}": each for number, each in enumerate(value, 1)}
+    if not isinstance(value, dict):
+        return {name: value}
+    if "interval" in value:
+        interval = value["interval"] or {"low": None, "high": None}
+        return {name: value["value"], f"{name}_low": interval["low"], f"{name}_high": interval["high"]}
+    found: dict[str, Any] = {}
+    for key, each in value.items():
+        found |= _flat(f"{name}_{key}", each)
+    return found
