@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -25,6 +24,7 @@ from ecospec.harness.records import PromptRecord
 if TYPE_CHECKING:  # they import torch, or what the commands that do not run need not wait for
     from ecospec.harness.plugins import Plugins
     from ecospec.harness.report import Report
+    from ecospec.harness.run_reading import RunData
     from ecospec.harness.runner import Bench
 
 EXIT_VIOLATED = 1
@@ -58,6 +58,7 @@ def quieten() -> None:
 class Outcome:
     """What a finished run came to. ``gated``: numeric ties do not excuse a difference (float32 on a CPU)."""
 
+    run: RunData
     report: Report
     folder: Path
     records: list[PromptRecord]
@@ -95,10 +96,11 @@ def run_one(config: RunConfig) -> int:
 
 def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
+    from ecospec.harness.report_writing import write_summaries
     from ecospec.harness.run_folder import MANIFEST, check_parent, discard_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
     from ecospec.harness.several import different_outputs, sizes_of
-    from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
+    from ecospec.harness.summary import summary_tables
 
     parent = config.output or new_folder("several")
     check_parent(parent, list(runs), resume=config.resume, named=config.output is not None)
@@ -124,8 +126,7 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
         outcomes[name] = outcome
     reports = {name: outcome.report for name, outcome in outcomes.items()}
     average = len(sizes_of(runs)) == 1  # over suites; over batch sizes it means nothing
-    (parent / "summary.json").write_text(json.dumps(summary_json(reports, average), indent=1) + "\n", encoding="utf-8")
-    (parent / "summary.md").write_text(summary_markdown(reports, average), encoding="utf-8")
+    write_summaries(parent, [outcome.run for outcome in outcomes.values()])
     console = Console(width=console_width())
     for table in summary_tables(reports, average):
         console.print(table)
@@ -173,14 +174,15 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
         discard_empty(folder)
         raise
     report = report_of(records, manifest)
-    write_reports(run_data(folder, manifest, records, report))
+    run = run_data(folder, manifest, records, report)
+    write_reports(run)
     if show:
         print_report(report, manifest, Console())
     for violation in violations:
         print(f"lossless check VIOLATED: {violation}", file=sys.stderr)
     gated = is_gated(manifest)
     code = exit_code([record.verdict for record in records], gated=gated)
-    return Outcome(report, folder, records, gated, code)
+    return Outcome(run, report, folder, records, gated, code)
 
 
 @contextmanager

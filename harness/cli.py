@@ -27,6 +27,7 @@ from ecospec.harness.commands.acceptance import train_acceptance
 from ecospec.harness.commands.profile import profile
 from ecospec.harness.commands.record import record
 from ecospec.harness.commands.replay import replay
+from ecospec.harness.commands.report import report
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 from ecospec.harness.processes import process_count
@@ -37,7 +38,7 @@ EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="A run prints one table and leaves manifest.json, prompts.jsonl, report.json and report.md.",
+    epilog="A run prints one table and leaves manifest.json, prompts.jsonl, report.json, .md, .csv and .html.",
 )
 @run_options()
 @click.version_option(ecospec.__version__, prog_name="ecospec-bench")
@@ -313,6 +314,7 @@ def card(ctx: click.Context, folder: Path | None) -> None:
 
 
 cli.add_command(profile)
+cli.add_command(report)
 
 
 def main() -> None:

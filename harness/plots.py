@@ -22,9 +22,9 @@ PHASE_COLOURS = 8
 """How many of each the style sheet has; further ones begin anew, told apart by their markers or by their order."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 """In the order of the methods, with another period than the colours: a pair of both is one method's."""
-WIDTH_INCHES = 5.0
+WIDTH_INCHES = 4.6
 """A plot's own width: on a phone its text is as large as the page's, on a desk somewhat larger."""
-FONT_POINTS = 9.0
+FONT_POINTS = 9.2
 
 
 def method_colour(index: int) -> str:

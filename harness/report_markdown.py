@@ -46,11 +46,12 @@ RUN_KEYS = {
 """What a page says of the manifest, in this order, under these names."""
 
 
-def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
+def report_markdown(report: Report, manifest: Mapping[str, Any], more_notes: Sequence[str] = ()) -> str:
     """The whole page: what was run, the table, notes, spread over prompts, definitions.
 
     Args:
         manifest: keys it lacks are left out.
+        more_notes: stand before the others.
     """
     suite = manifest.get("suite")
     labels = [row.label for row in report.rows]
@@ -69,7 +70,7 @@ def report_markdown(report: Report, manifest: Mapping[str, Any]) -> str:
         "## Results",
         markdown_table(["", *labels], table),
         "## Notes",
-        _bullets(map(_escape, notes(report, manifest))),
+        _bullets(map(_escape, [*more_notes, *notes(report, manifest)])),
         "## Spread over prompts",
         "The decode-only speed-up of each prompt by itself.",
         markdown_table(["", "median", "min", "max", "prompts"], spread),

@@ -25,7 +25,7 @@ from ecospec.harness.verdict import ratio_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROW_INCHES = 0.42
+ROW_INCHES = 0.46
 """Height of one method's line, its label above it."""
 HOLLOW, FULL = "end to end", "decode only"
 
@@ -91,6 +91,9 @@ def plane_plot(report: Report) -> Plot | None:
         for i, row in enumerate(report.rows)
         if row.active_experts is not None and row.acceptance_length is not None
     ]
+    # Far from all others, it would leave them one corner.
+    ar = [(experts, length) for i, label, experts, length in points if label == AR]
+    points = [point for point in points if point[1] != AR]
     if not points:
         return None
 
@@ -107,7 +110,7 @@ def plane_plot(report: Report) -> Plot | None:
         "plane",
         "Acceptance length against active experts",
         "Up is more tokens a step, left is fewer experts read: a selection that pays lies up and to the left of the "
-        "baseline.",
+        f"baseline.{''.join(f' Plain decoding lies at E {experts:.2f}, α {length:.2f}.' for experts, length in ar)}",
         "; ".join(f"{label}: E {experts:.2f}, α {length:.3f}" for _, label, experts, length in points),
         drawn("plane", 3.0, draw),
         tuple(method_entry(i, label) for i, label, _, _ in points),

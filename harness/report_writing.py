@@ -1,20 +1,81 @@
-"""The files in which a run's report is left, and the same in any one format."""
+"""The files in which reports are left, and the same in any one format."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
+from ecospec.harness.paper_tables import paper_tables
 from ecospec.harness.report import report_json
 from ecospec.harness.report_csv import report_csv
 from ecospec.harness.report_html import report_html
 from ecospec.harness.report_markdown import report_markdown
+from ecospec.harness.run_folder import MANIFEST
 from ecospec.harness.run_reading import RunData
+from ecospec.harness.summary import summary_json, summary_markdown
+from ecospec.harness.summary_html import summary_html
+
+REPORT_PAGE, SUMMARY_PAGE = "report.html", "summary.html"
 
 
 def write_reports(run: RunData) -> None:
     """Write ``report.json``, ``report.md``, ``report.csv`` and, last, ``report.html`` into the run folder."""
-    plain = json.dumps(report_json(run.report), indent=1) + "\n"
-    (run.folder / "report.json").write_text(plain, encoding="utf-8")
-    (run.folder / "report.md").write_text(report_markdown(run.report, run.manifest), encoding="utf-8")
-    (run.folder / "report.csv").write_text(report_csv([run]), encoding="utf-8")
-    (run.folder / "report.html").write_text(report_html(run), encoding="utf-8")
+    for kind, name in (("json", "report.json"), ("markdown", "report.md"), ("csv", "report.csv")):
+        (run.folder / name).write_text(rendered(run.folder, [run], kind), encoding="utf-8")
+    (run.folder / REPORT_PAGE).write_text(report_html(run), encoding="utf-8")
+
+
+def write_summaries(folder: Path, runs: Sequence[RunData]) -> None:
+    """Write ``summary.json``, ``summary.md`` and ``summary.html`` into the folder of several runs."""
+    for kind, name in (("json", "summary.json"), ("markdown", "summary.md")):
+        (folder / name).write_text(rendered(folder, runs, kind), encoding="utf-8")
+    (folder / SUMMARY_PAGE).write_text(summary_html(runs, folder.resolve().name, averaged(runs), folder), "utf-8")
+
+
+def rendered(folder: Path, runs: Sequence[RunData], kind: str) -> str:
+    """One run's report, or the summary over several, as text.
+
+    Args:
+        folder: that was asked for.
+        kind: markdown, csv, json or paper.
+    """
+    if kind == "csv":
+        return report_csv(runs)
+    if kind == "paper":
+        return paper_tables(runs)
+    one = is_run(folder)
+    reports = {run.name: run.report for run in runs}
+    if kind == "json":
+        plain = report_json(runs[0].report) if one else summary_json(reports, averaged(runs))
+        return json.dumps(plain, indent=1) + "\n"
+    if one:
+        return report_markdown(runs[0].report, runs[0].manifest, [run.unfinished for run in runs if run.missing])
+    lines = [f"{run.name}: {run.unfinished}" for run in runs if run.missing]
+    return "\n\n".join([summary_markdown(reports, averaged(runs)).rstrip(), *lines]) + "\n"
+
+
+def write_page(folder: Path, runs: Sequence[RunData], output: Path | None) -> Path:
+    """Write one run's page, or that over several, and the pages of those that lack theirs; gives the file."""
+    if is_run(folder):
+        path = output or folder / REPORT_PAGE
+        path.write_text(report_html(runs[0]), encoding="utf-8")
+        return path
+    for run in runs:
+        if not (run.folder / REPORT_PAGE).is_file():
+            (run.folder / REPORT_PAGE).write_text(report_html(run), encoding="utf-8")
+    path = output or folder / SUMMARY_PAGE
+    path.write_text(summary_html(runs, folder.resolve().name, averaged(runs), path.parent), encoding="utf-8")
+    return path
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one run's, and not that of several."""
+    return (folder / MANIFEST).is_file()
+
+
+def averaged(runs: Sequence[RunData]) -> bool:
+    """Whether runs differ in nothing but their suite, so that a mean over them says something."""
+    suites = {run.manifest["suite"] for run in runs}
+    others = {tuple(run.manifest[key] for key in ("target", "temperature", "batch_size", "budget")) for run in runs}
+    return len(suites) == len(runs) and len(others) == 1

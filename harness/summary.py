@@ -52,7 +52,7 @@ def summary_lines(reports: Mapping[str, Report], method: str, average: bool = Tr
     A column's mean is over the runs that have a value there, each with the same weight; "speed-up" is end to end,
     and α, E and ρ are each run's own.
     """
-    rows = {suite: _row(report, method) for suite, report in reports.items()}
+    rows = _rows(reports, method)
     lines = [
         [suite, *(cell_text(c, c.value(row)) for c in COLUMNS), str(reports[suite].prompts), _verdict(row)]
         for suite, row in rows.items()
@@ -72,8 +72,8 @@ def summary_header() -> list[str]:
 
 
 def summary_methods(reports: Mapping[str, Report]) -> list[str]:
-    """The methods of all runs, plain decoding first."""
-    return [row.label for row in next(iter(reports.values())).rows]
+    """The methods of all runs, plain decoding first; in a sweep not every run has each."""
+    return list(dict.fromkeys(row.label for report in reports.values() for row in report.rows))
 
 
 def summary_tables(reports: Mapping[str, Report], average: bool = True) -> list[Table]:
@@ -106,14 +106,16 @@ def summary_json(reports: Mapping[str, Report], average: bool = True) -> dict[st
     for method in summary_methods(reports) if average else ():
         found = {}
         for column in COLUMNS:
-            known = [value for report in reports.values() if (value := column.value(_row(report, method))) is not None]
+            rows = _rows(reports, method).values()
+            known = [value for row in rows if (value := column.value(row)) is not None]
             found[column.label] = fmean(known) if known else None
         averages[method] = found
     return {"schema": 2, "average": averages, "runs": {name: report_json(r) for name, r in reports.items()}}
 
 
-def _row(report: Report, method: str) -> MethodRow:
-    return next(row for row in report.rows if row.label == method)
+def _rows(reports: Mapping[str, Report], method: str) -> dict[str, MethodRow]:
+    """The rows of a method, of the runs that have it."""
+    return {name: row for name, report in reports.items() for row in report.rows if row.label == method}
 
 
 def _verdict(row: MethodRow) -> str:
