@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it takes its time to import, and only a page needs it
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ INK, FAINT, PAPER = "#010101", "#010102", "#010103"
 METHOD_COLOURS = 10
 PHASE_COLOURS = 8
 """How many of each the style sheet has; further ones begin anew, told apart by their markers or by their order."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 """In the order of the methods, with another period than the colours: a pair of both is one method's."""
 WIDTH_INCHES = 4.6
 """A plot's own width: on a phone its text is as large as the page's, on a desk somewhat larger."""
@@ -63,7 +63,7 @@ def drawn(name: str, height_inches: float, draw: Callable[[Figure], None]) -> st
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    style = {
+    style: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "ecospec",
         "text.parse_math": False,  # a label may have a dollar sign
@@ -89,12 +89,15 @@ def drawn(name: str, height_inches: float, draw: Callable[[Figure], None]) -> st
         "axes.axisbelow": True,
         "image.interpolation": "none",
     }
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "svg", **style}):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever settings the user has for plots of his own
+        matplotlib.rcParams.update(style)
         figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
         draw(figure)
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        FigureCanvasSVG(figure).print_svg(file, metadata=nothing)
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(file, metadata=nothing)
     return _inline(name, file.getvalue())
 
 
@@ -167,7 +170,6 @@ _PATHS = {
     "P": "M3.2 .5H6.8V3.2H9.5V6.8H6.8V9.5H3.2V6.8H.5V3.2H3.2Z",
     "X": "M2.5 0L5 2.5L7.5 0L10 2.5L7.5 5L10 7.5L7.5 10L5 7.5L2.5 10L0 7.5L2.5 5L0 2.5Z",
     "<": "M.5 5L9 .5V9.5Z",
-    ">": "M9.5 5L1 9.5V.5Z",
 }
 
 

@@ -149,6 +149,22 @@ def open_parent(folder: Path, names: Sequence[str]) -> None:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
 
 
+def named_runs(folder: Path) -> list[str]:
+    """The runs of a folder of several in the order in which they were asked for; none where it does not say.
+
+    Raises:
+        UserError: its list is damaged.
+    """
+    path = folder / SUITES_FILE
+    if not path.is_file():
+        return []
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({' '.join(str(error).split())})") from error
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def discard_parent(folder: Path) -> None:
     """Remove the folder of several runs in which no run folder is left; others stay as they are."""
     if [path.name for path in folder.iterdir()] == [SUITES_FILE]:

@@ -11,7 +11,7 @@ from ecospec.errors import UserError
 from ecospec.harness.activations import ACTIVATIONS, Activations, total_activations
 from ecospec.harness.records import PromptRecord, read_records
 from ecospec.harness.report import MethodInfo, Report, summarise
-from ecospec.harness.run_folder import MANIFEST, RECORDS, finished_prompts, read_manifest
+from ecospec.harness.run_folder import MANIFEST, RECORDS, finished_prompts, named_runs, read_manifest
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def read_run(folder: Path, name: str = "") -> RunData:
 
 
 def read_runs(folder: Path) -> list[RunData]:
-    """A run folder, or all run folders in a folder of several or of a sweep, in the order in which they were begun.
+    """A run folder, or all run folders in a folder of several or of a sweep, as they were asked for or begun.
 
     Raises:
         UserError: there is no run in it; see `read_run`.
@@ -94,4 +94,9 @@ def read_runs(folder: Path) -> list[RunData]:
     runs = [read_run(path, path.name) for path in sorted(folder.iterdir()) if (path / MANIFEST).is_file()]
     if not runs:
         raise UserError(f"report: {folder} holds no run (no manifest.json in it or in a folder of it)")
-    return sorted(runs, key=lambda run: str(run.manifest.get("started", "")))
+    asked = named_runs(folder)
+    return sorted(runs, key=lambda run: (_place(run.name, asked), str(run.manifest.get("started", ""))))
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    return names.index(name) if name in names else len(names)
