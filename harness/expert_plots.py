@@ -126,7 +126,9 @@ def cost_plot(model: Mapping[str, Any]) -> Plot:
         ends = (min(pairs for _, pairs, _ in points), max(pairs for _, pairs, _ in points))
         for tokens in dict.fromkeys((counts[0], counts[-1])):
             axes.plot(ends, [predicted(tokens, pairs) for pairs in ends], color=INK, linewidth=1.0)
-            axes.annotate(f" n = {tokens:g}", (ends[1], predicted(tokens, ends[1])), va="center")
+            place = (ends[1], predicted(tokens, ends[1]))
+            axes.annotate(f"n = {tokens:g}", place, xytext=(7, 0), textcoords="offset points", va="center")
+        axes.margins(x=0.12)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("unique (layer, expert) pairs in the pass")
         axes.set_ylabel("T_verify, ms")
@@ -143,5 +145,5 @@ def cost_plot(model: Mapping[str, Any]) -> Plot:
         f"{fit}; R² {squared}. Lines: the model at the fewest and the most tokens n; points: measured passes.",
         f"{fit}; R² {squared}; {len(points)} measured passes, the model at most {worst:.3g} ms off",
         drawn("cost", 3.0, draw) if points else "",
-        tuple(method_entry(1 + i, f"{tokens:g} tokens") for i, tokens in enumerate(counts)),
+        tuple(method_entry(1 + i, f"{tokens:g} token{'s' if tokens != 1 else ''}") for i, tokens in enumerate(counts)),
     )

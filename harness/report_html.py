@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ecospec.harness.expert_plots import cost_plot, expert_plots
 from ecospec.harness.plots import Plot
@@ -37,6 +38,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters["inline"] = inline
+    found.filters["breakable"] = breakable
     found.globals["signs"] = SIGNS
     found.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return found
@@ -45,6 +47,11 @@ def environment() -> Environment:
 def inline(svg: str, description: str) -> Markup:
     """A plot's element with a description for those who do not see it."""
     return Markup(svg).replace("<svg ", Markup('<svg class="plot" role="img" aria-label="{}" ').format(description), 1)
+
+
+def breakable(text: str) -> Markup:
+    """A label that a narrow column may break behind the signs within a path or a parameter, and nowhere else."""
+    return Markup(re.sub(r"([/:=,])(?=\S)", r"\1<wbr>", str(escape(text))))
 
 
 def report_html(run: RunData) -> str:

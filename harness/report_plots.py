@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 ROW_INCHES = 0.46
 """Height of one method's line, its label above it."""
-HOLLOW, FULL = "end to end", "decode only"
+LABEL: dict[str, Any] = {
+    **{"va": "bottom", "ha": "left", "zorder": 4},
+    "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},  # grid lines end before it
+}
 
 
 def report_plots(report: Report) -> list[Plot]:
@@ -92,7 +95,9 @@ def plane_plot(report: Report) -> Plot | None:
         if row.active_experts is not None and row.acceptance_length is not None
     ]
     # Far from all others, it would leave them one corner.
-    ar = [(experts, length) for i, label, experts, length in points if label == AR]
+    ar = [
+        f" Plain decoding lies at E\u00a0{e:.2f}, α\u00a0{length:.2f}." for _, label, e, length in points if label == AR
+    ]
     points = [point for point in points if point[1] != AR]
     if not points:
         return None
@@ -110,7 +115,7 @@ def plane_plot(report: Report) -> Plot | None:
         "plane",
         "Acceptance length against active experts",
         "Up is more tokens a step, left is fewer experts read: a selection that pays lies up and to the left of the "
-        f"baseline.{''.join(f' Plain decoding lies at E {experts:.2f}, α {length:.2f}.' for experts, length in ar)}",
+        "baseline." + "".join(ar),
         "; ".join(f"{label}: E {experts:.2f}, α {length:.3f}" for _, label, experts, length in points),
         drawn("plane", 3.0, draw),
         tuple(method_entry(i, label) for i, label, _, _ in points),
@@ -122,14 +127,15 @@ def time_plot(report: Report) -> Plot | None:
     rows = [(i, row) for i, row in enumerate(report.rows) if any(_times(row))]
     if not rows:
         return None
-    names = dict.fromkeys(phase for _, row in rows for phase in row.phase_ms)
-    phases = [phase for phase in names if any(row.phase_ms.get(phase) for _, row in rows)]
+    # By its place among all phases: one colour in every run, whatever else it lacks.
+    names = list(dict.fromkeys(phase for row in report.rows for phase in row.phase_ms))
+    phases = {name: number for number, name in enumerate(names) if any(row.phase_ms.get(name) for _, row in rows)}
 
     def draw(figure: Figure) -> None:
         axes = label_rows(figure, [(i, row.label) for i, row in rows], "milliseconds per step")
         for place, (_, row) in enumerate(rows):
             left = 0.0
-            for number, phase in enumerate(phases):
+            for phase, number in phases.items():
                 ms = row.phase_ms.get(phase) or 0.0
                 axes.barh(
                     place + 0.02, ms, left=left, height=0.42, color=phase_colour(number), edgecolor=PAPER, linewidth=0.6
@@ -149,7 +155,7 @@ def time_plot(report: Report) -> Plot | None:
         "that of a method α of them.",
         "; ".join(words(row) for _, row in rows),
         drawn("time", _height(rows), draw),
-        tuple(phase_entry(number, phase) for number, phase in enumerate(phases)),
+        tuple(phase_entry(number, phase) for phase, number in phases.items()),
     )
 
 
@@ -164,15 +170,14 @@ def depth_plot(report: Report) -> Plot | None:
         above: Any
         below: Any
         above, below = figure.subplots(2, 1, sharex=True)
-        shift = 0.5 / max(4, len(rows))  # side by side, where methods have the same rate
+        width = 0.8 / len(rows)
         for place, (i, row) in enumerate(rows):
-            at = [depth + (place - (len(rows) - 1) / 2) * shift for depth in range(1, deepest + 1)]
+            at = [depth + (place - (len(rows) - 1) / 2) * width for depth in range(1, deepest + 1)]
             rates = acceptance_rates(row)
             accepted = [*row.accepted_by_depth, *[0] * deepest][:deepest]
-            above.plot(at[: len(rates)], [100 * rate for rate in rates], **method_style(i, filled=True), markersize=5)
-            below.plot(
-                at, [100 * count / row.steps for count in accepted], **method_style(i, filled=True), markersize=5
-            )
+            bar = {"width": width, "color": method_colour(i), "edgecolor": PAPER, "linewidth": 0.5}
+            above.bar(at[: len(rates)], [100 * rate for rate in rates], **bar)
+            below.bar(at, [100 * count / row.steps for count in accepted], **bar)
         for axes, title in (
             (above, "accepted, % of the steps that verified this depth"),
             (below, "accepted, % of all steps"),
@@ -190,7 +195,8 @@ def depth_plot(report: Report) -> Plot | None:
         "depth",
         "Acceptance by depth",
         "Above: where the tokens before it were accepted and a token of this depth was verified, how often one was "
-        "accepted. Below: the same over all steps, which falls with every depth; its sum is what drafting adds to α.",
+        "accepted. Below: the same over all steps, which falls with every depth; its sum is what drafting adds to α. "
+        "Bars are in the order of the legend.",
         f"accepted of those verified, from depth 1: {'; '.join(words(row) for _, row in rows)}",
         drawn("depth", 3.9, draw),
         tuple(method_entry(i, row.label) for i, row in rows),
@@ -212,7 +218,7 @@ def label_rows(figure: Figure, labels: Sequence[tuple[int, str]], title: str) ->
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(title)
     for place, (_, label) in enumerate(labels):
-        axes.text(0.0, place - 0.27, shortened(label), transform=axes.get_yaxis_transform(), va="bottom", ha="left")
+        axes.text(0.0, place - 0.27, shortened(label), transform=axes.get_yaxis_transform(), **LABEL)
     return axes
 
 
@@ -226,7 +232,9 @@ def interval(axes: Any, y: float, index: int, ratio: Ratio | None, *, filled: bo
         return
     if ratio.interval is not None:
         axes.plot([ratio.interval.low, ratio.interval.high], [y, y], color=method_colour(index), linewidth=1.6)
-    axes.plot([ratio.value], [y], **method_style(index, filled=filled), markersize=6 if filled else 5, linestyle="none")
+    axes.plot(
+        [ratio.value], [y], **method_style(index, filled=filled), markersize=7 if filled else 5.5, linestyle="none"
+    )
 
 
 def method_style(index: int, *, filled: bool) -> dict[str, Any]:

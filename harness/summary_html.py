@@ -13,7 +13,7 @@ from ecospec.harness.plots import INK, Plot, drawn, method_entry, shortened
 from ecospec.harness.records import AR
 from ecospec.harness.report_html import environment
 from ecospec.harness.report_notes import headline
-from ecospec.harness.report_plots import interval
+from ecospec.harness.report_plots import LABEL, interval
 from ecospec.harness.run_reading import RunData
 from ecospec.harness.summary import summary_header, summary_lines, summary_methods
 from ecospec.harness.verdict import BAD, GOOD, OPEN, Claim, Verdict, ratio_words, verdict_of
@@ -70,7 +70,8 @@ def _line(run: RunData, folder: Path) -> RunLine:
 def _shared(runs: Sequence[RunData]) -> str:
     parts = []
     for key, words in (("target", "target"), ("budget", "γ ="), ("temperature", "T ="), ("device", "on")):
-        values = dict.fromkeys(str(run.manifest.get(key)) for run in runs)
+        found = [run.manifest.get(key) for run in runs]
+        values = dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in found)
         parts.append(f"{words} {', '.join(values)}")
     return " · ".join(parts)
 
@@ -91,14 +92,21 @@ def summary_verdict(runs: Sequence[RunData]) -> Verdict:
     worst = BAD if pays[BAD] else OPEN if pays[OPEN] else GOOD
     text = "; ".join(said)
     lossless = _worst([found.lossless for found in verdicts.values()], list(verdicts))
-    doubts = dict.fromkeys(found.trust.text for found in verdicts.values() if found.trust.grade != GOOD)
-    if not doubts:
-        trust = Claim(GOOD, "Nothing in the runs speaks against the figures.")
-    elif len(doubts) == 1 and all(found.trust.text in doubts for found in verdicts.values()):
-        trust = Claim(OPEN, next(iter(doubts)))
-    else:
-        trust = Claim(OPEN, "How far to trust it differs: each run's own page says what speaks against its figures.")
+    doubts: dict[str, list[str]] = {}
+    for name, found in verdicts.items():
+        for doubt in found.doubts:
+            doubts.setdefault(doubt.kind, []).append(name)
+    told = [f"{kind}{_of(names, runs)}" for kind, names in doubts.items()]
+    trust = (
+        Claim(OPEN, f"How far to trust it: {'; '.join(told)}.")
+        if told
+        else Claim(GOOD, "Nothing in the runs speaks against the figures.")
+    )
     return Verdict(Claim(worst, f"{text[:1].upper()}{text[1:]}."), lossless, trust, None)
+
+
+def _of(names: Sequence[str], runs: Sequence[RunData]) -> str:
+    return "" if len(names) == len(runs) else f" ({', '.join(names)})"
 
 
 def _worst(claims: Sequence[Claim], names: Sequence[str]) -> Claim:
@@ -137,7 +145,7 @@ def speed_by_run(runs: Sequence[RunData], methods: Sequence[str]) -> Plot | None
         for number, (name, known) in enumerate(found.items()):
             top = number * height
             where = axes.get_yaxis_transform()
-            axes.text(0.0, top + 0.11, shortened(name), transform=where, va="bottom", ha="left", weight="bold")
+            axes.text(0.0, top + 0.11, shortened(name), transform=where, weight="bold", **LABEL)
             for index, _, ratio in known:
                 interval(axes, top + 0.24 + step * order[index], index, ratio, filled=True)
         axes.set_xlabel("decode-only speed-up over plain decoding")

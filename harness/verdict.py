@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """One thing that speaks against the figures: its kind, for several runs together, and the sentence of this one."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The three answers.
 
@@ -32,12 +40,14 @@ class Verdict:
         lossless: of all methods, the worst.
         trust: what the figures must not be used for; `GOOD` where nothing speaks against them.
         method: the label of the method that ``pays`` is about; None where none has a speed-up.
+        doubts: those of ``trust``.
     """
 
     pays: Claim
     lossless: Claim
     trust: Claim
     method: str | None
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def claims(self) -> tuple[Claim, Claim, Claim]:
@@ -55,12 +65,13 @@ def verdict_of(report: Report, manifest: Mapping[str, Any], missing: int = 0) ->
         missing: prompts that an interrupted run lacks.
     """
     best = _fastest(report)
-    return Verdict(
-        _pays(report, best),
-        _lossless(report),
-        _trust(report, manifest, best, missing),
-        None if best is None else best.label,
+    doubts = tuple(_doubts(report, manifest, best, missing))
+    trust = (
+        Claim(OPEN, f"How far to trust it: {'; '.join(doubt.text for doubt in doubts)}.")
+        if doubts
+        else Claim(GOOD, f"Over {_count(report.prompts, 'prompt')}; nothing in the run speaks against the figures.")
     )
+    return Verdict(_pays(report, best), _lossless(report), trust, None if best is None else best.label, doubts)
 
 
 def _fastest(report: Report) -> MethodRow | None:
@@ -143,33 +154,30 @@ def _lossless(report: Report) -> Claim:
     return Claim(GOOD, f"Lossless: every token equals plain decoding's, on {_count(checked, 'output')} a method.")
 
 
-def _trust(report: Report, manifest: Mapping[str, Any], best: MethodRow | None, missing: int) -> Claim:
-    doubts = [*_doubts(report, manifest, best, missing)]
-    if not doubts:
-        return Claim(GOOD, f"Over {_count(report.prompts, 'prompt')}; nothing in the run speaks against the figures.")
-    return Claim(OPEN, f"How far to trust it: {'; '.join(doubts)}.")
-
-
-def _doubts(report: Report, manifest: Mapping[str, Any], best: MethodRow | None, missing: int) -> Sequence[str]:
-    found = []
+def _doubts(report: Report, manifest: Mapping[str, Any], best: MethodRow | None, missing: int) -> Iterator[Doubt]:
     if missing:
-        found.append(f"the run is not finished ({_count(missing, 'prompt')} to go)")
-    unit = "batch" if report.in_batches else "prompt"
+        yield Doubt("not finished", f"the run is not finished ({_count(missing, 'prompt')} to go)")
     if report.units < FEW_PROMPTS:
-        found.append(
-            f"{_count(report.units, unit, 'es' if report.in_batches else 's')} are few, so that intervals are "
-            "too narrow"
-        )
+        units = _count(report.units, *(("batch", "es") if report.in_batches else ("prompt",)))
+        yield Doubt("few prompts", f"{units} {'are' if report.units != 1 else 'is'} too few for more than a glance")
     if manifest.get("target") == EMBEDDED:
-        found.append("the embedded model is test equipment and says nothing about a large model's speed")
-    if best is not None and best.outside_target is not None and best.outside_target > OVERHEAD_SHARE:
-        found.append(f"{percent(best.outside_target)} of a step of {best.label} is outside the target's pass")
-    if best is not None and best.bandwidth_share is not None and best.bandwidth_share < LOW_BANDWIDTH_SHARE:
-        found.append(
-            f"verification reaches {percent(best.bandwidth_share)} of the copy bandwidth, so that fewer experts save "
-            "less time than where it is bound by reading them"
+        yield Doubt(
+            "the embedded model is test equipment",
+            "the embedded model is test equipment and says nothing about a large model's speed",
         )
-    return found
+    if best is None:
+        return
+    if best.outside_target is not None and best.outside_target > OVERHEAD_SHARE:
+        yield Doubt(
+            "much of a step is outside the target's pass",
+            f"{percent(best.outside_target)} of a step of {best.label} is outside the target's pass",
+        )
+    if best.bandwidth_share is not None and best.bandwidth_share < LOW_BANDWIDTH_SHARE:
+        yield Doubt(
+            "verification is not bound by reading experts",
+            f"verification reaches {percent(best.bandwidth_share)} of the copy bandwidth, so that fewer experts save "
+            "less time than where it is bound by reading them",
+        )
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
