@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_checkpoints import Checkpoints, write_checkpoints
 
-from ecospec.harness import runner
+from ecospec.harness import report_writing, runner
 from ecospec.harness.cli import main
 
 
@@ -29,9 +29,22 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ran]:
+def real_pages() -> None:
+    """Asked for by a test that looks at a run's page; for all others, drawing its plots would take most of the time."""
+
+
+@pytest.fixture
+def command(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Callable[..., Ran]:
     """Run ``ecospec-bench`` with arguments, in an empty working folder."""
     monkeypatch.chdir(tmp_path)
+    if "real_pages" not in request.fixturenames:
+        monkeypatch.setattr(report_writing, "report_html", lambda run: "no page in this test")
+        monkeypatch.setattr(report_writing, "summary_html", lambda *arguments: "no page in this test")
 
     def run(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["ecospec-bench", *map(str, arguments)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schema_checks import check
 from tiny_families import VOCAB, write_family
 from tiny_models import head_facts, tiny_head
 
@@ -44,6 +45,8 @@ def test_experts_are_not_applicable(dense: Callable[..., Any], tmp_path: Path) -
     assert [row["active_experts"] for row in report["rows"]] == [None, None]
     assert all(row["bytes_per_step"] == report["always_read_bytes"] for row in report["rows"])
     assert report["rows"][1]["lossless"]["verdict"] == "exact"
+    check("report", report)
+    assert not (tmp_path / "run" / "activations.jsonl").exists()
 
 
 @pytest.mark.parametrize(
