@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ecospec.harness.activations import Activations
-from ecospec.harness.plots import INK, Plot, drawn, marker, method_colour, method_entry
+from ecospec.harness.plots import INK, Plot, drawn, method_entry
 from ecospec.harness.report import Report
 from ecospec.harness.report_plots import method_style
 
@@ -110,7 +110,8 @@ def cost_plot(model: Mapping[str, Any]) -> Plot:
     Args:
         model: the manifest's ``cost_model``.
     """
-    points = [(point["tokens"], point["expert_pairs"], 1e3 * point["seconds"]) for point in model["points"]]
+    points = [(each["tokens"], each["expert_pairs"], 1e3 * each["seconds"]) for each in model["points"]]
+    held_out = [bool(each.get("held_out")) for each in model["points"]]
     counts = sorted({tokens for tokens, _, _ in points})
 
     def predicted(tokens: float, pairs: float) -> float:
@@ -120,9 +121,9 @@ def cost_plot(model: Mapping[str, Any]) -> Plot:
     def draw(figure: Figure) -> None:
         axes: Any = figure.add_subplot()
         axes.grid(True)
-        for tokens, pairs, ms in points:
-            index = 1 + counts.index(tokens)
-            axes.plot([pairs], [ms], color=method_colour(index), marker=marker(index), markersize=4.5, linestyle="none")
+        for (tokens, pairs, ms), hollow in zip(points, held_out, strict=True):
+            style = method_style(1 + counts.index(tokens), filled=not hollow)
+            axes.plot([pairs], [ms], **style, markersize=5, linestyle="none")
         ends = (min(pairs for _, pairs, _ in points), max(pairs for _, pairs, _ in points))
         for tokens in dict.fromkeys((counts[0], counts[-1])):
             axes.plot(ends, [predicted(tokens, pairs) for pairs in ends], color=INK, linewidth=1.0)
@@ -138,11 +139,14 @@ def cost_plot(model: Mapping[str, Any]) -> Plot:
         f"{1e3 * model['token_seconds']:.3g} ms a token"
     )
     squared = "not known" if model["r_squared"] is None else f"{model['r_squared']:.3f}"
+    source = f" Projected, not measured: {model['projection']}." if model.get("projection") else ""
+    hollow = "; hollow ones were not fitted to" if any(held_out) else ""
     worst = max((abs(predicted(n, pairs) - ms) for n, pairs, ms in points), default=0.0)
     return Plot(
         "cost",
         "What a pass costs: the model and its measurements",
-        f"{fit}; R² {squared}. Lines: the model at the fewest and the most tokens n; points: measured passes.",
+        f"{fit}; R² {squared}. Lines: the model at the fewest and the most tokens n; points: measured passes{hollow}."
+        + source,
         f"{fit}; R² {squared}; {len(points)} measured passes, the model at most {worst:.3g} ms off",
         drawn("cost", 3.0, draw) if points else "",
         tuple(method_entry(1 + i, f"{tokens:g} token{'s' if tokens != 1 else ''}") for i, tokens in enumerate(counts)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "br", "img", "hr", "input"}
+VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 FETCHING = {"src", "srcset", "poster", "data", "action", "background"}
 
 
