@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -95,10 +94,9 @@ def run_one(config: RunConfig) -> int:
 
 def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
-    from ecospec.harness.run_folder import MANIFEST, check_parent, discard_parent, new_folder, open_parent
+    from ecospec.harness.resuming import options_of
+    from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
-    from ecospec.harness.several import different_outputs, sizes_of
-    from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
 
     parent = config.output or new_folder("several")
     check_parent(parent, list(runs), resume=config.resume, named=config.output is not None)
@@ -111,11 +109,22 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
         bench = Bench(each, plugins, first.parts if first else None)
         first = first or bench
         benches[name] = (each, bench)
-    open_parent(parent, list(runs))
+    with open_parent(parent, list(runs), options_of(config, runs)):
+        return run_benches(parent, benches)
+
+
+def run_benches(parent: Path, benches: Mapping[str, tuple[RunConfig, Bench]]) -> int:
+    """Make several runs that are ready to start, and their summary."""
+    from ecospec.harness.run_folder import discard_parent
+    from ecospec.harness.several import different_outputs, sizes_of
+    from ecospec.harness.summary import summary_json, summary_markdown, summary_tables
+    from ecospec.harness.writing import write_json, write_text
+
+    runs = {name: each for name, (each, _) in benches.items()}
     outcomes: dict[str, Outcome] = {}
     for name, (each, bench) in benches.items():
         try:
-            outcome = execute(bench, each, go_on=f"--output {parent} --resume")
+            outcome = execute(bench, each, go_on=f"ecospec-bench --resume {parent}")
         except UserError:
             discard_parent(parent)
             raise
@@ -124,8 +133,8 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
         outcomes[name] = outcome
     reports = {name: outcome.report for name, outcome in outcomes.items()}
     average = len(sizes_of(runs)) == 1  # over suites; over batch sizes it means nothing
-    (parent / "summary.json").write_text(json.dumps(summary_json(reports, average), indent=1) + "\n", encoding="utf-8")
-    (parent / "summary.md").write_text(summary_markdown(reports, average), encoding="utf-8")
+    write_json(parent / "summary.json", summary_json(reports, average))
+    write_text(parent / "summary.md", summary_markdown(reports, average))
     console = Console(width=console_width())
     for table in summary_tables(reports, average):
         console.print(table)
@@ -144,16 +153,26 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
     """Run, write and print one report; None where the user interrupted it.
 
     Args:
-        go_on: the options with which an interrupted command goes on; by default those for this one run.
+        go_on: the command that goes on with an interrupted one; by default the one for this one run.
         show: whether the report is printed too.
     """
+    from ecospec.harness.run_folder import open_folder
+
+    with open_folder(config, bench.facts()) as (folder, manifest):
+        return run_in(folder, manifest, bench, config, go_on=go_on, show=show)
+
+
+def run_in(
+    folder: Path, manifest: Mapping[str, Any], bench: Bench, config: RunConfig, *, go_on: str, show: bool
+) -> Outcome | None:
+    """The same in a run folder that nobody else has."""
     from ecospec.harness.distributed import share_records
     from ecospec.harness.report import MethodInfo, report_json, summarise
     from ecospec.harness.report_markdown import report_markdown
     from ecospec.harness.report_text import print_report
-    from ecospec.harness.run_folder import RECORDS, discard_empty, open_folder
+    from ecospec.harness.run_folder import RECORDS, discard_empty
+    from ecospec.harness.writing import write_json, write_text
 
-    folder, manifest = open_folder(config, bench.facts())
     share_records(folder / RECORDS)
     names = ", ".join(method.label for method in bench.methods)
     together = f" in batches of {config.batch_size}" if config.batch_size > 1 else ""
@@ -164,8 +183,8 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
             records, violations = bench.run(folder, progress.note)
     except KeyboardInterrupt:
         print(
-            f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
-            f"with {go_on or f'--output {folder} --resume'} goes on from there",
+            f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and "
+            f"{go_on or f'ecospec-bench --resume {folder}'} goes on from there",
             file=sys.stderr,
         )
         return None
@@ -184,8 +203,8 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
         baseline=bench.methods[1].label,
         copy_bytes_per_second=manifest["copy_bytes_per_second"],
     )
-    (folder / "report.json").write_text(json.dumps(report_json(report), indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(report_markdown(report, manifest), encoding="utf-8")
+    write_json(folder / "report.json", report_json(report))
+    write_text(folder / "report.md", report_markdown(report, manifest))
     if show:
         print_report(report, manifest, Console())
     for violation in violations:

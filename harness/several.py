@@ -10,7 +10,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import PromptRecord
 
-RESERVED = ("suites.json", "summary.json", "summary.md")
+RESERVED = ("options.json", "suites.json", "summary.json", "summary.md")
 
 
 def suites_asked(text: str, known: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ def tokens_by_method(folder: Path) -> dict[str, list[list[int]]]:
 def test_a_run_prints_one_table_and_leaves_four_files(bench: Callable[..., Any], tmp_path: Path) -> None:
     ran = bench("--policy", ALL_POLICIES, "--output", "out")
     assert ran.code == 0, ran.err
-    names = {"manifest.json", "prompts.jsonl", "report.json", "report.md"}
+    names = {".lock", "manifest.json", "prompts.jsonl", "report.json", "report.md"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     for word in ("speed-up", "marginal-cost", "oracle", "embedded sample", "exact", "run folder: out"):
         assert word in ran.out
