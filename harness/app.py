@@ -96,11 +96,9 @@ def run_one(config: RunConfig) -> int:
 
 def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
-    from ecospec.harness.report_writing import write_summaries
-    from ecospec.harness.run_folder import MANIFEST, check_parent, discard_parent, new_folder, open_parent
+    from ecospec.harness.resuming import options_of
+    from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
-    from ecospec.harness.several import different_outputs, sizes_of
-    from ecospec.harness.summary import summary_tables
 
     parent = config.output or new_folder("several")
     check_parent(parent, list(runs), resume=config.resume, named=config.output is not None)
@@ -113,11 +111,22 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
         bench = Bench(each, plugins, first.parts if first else None)
         first = first or bench
         benches[name] = (each, bench)
-    open_parent(parent, list(runs))
+    with open_parent(parent, list(runs), options_of(config, runs)):
+        return run_benches(parent, benches)
+
+
+def run_benches(parent: Path, benches: Mapping[str, tuple[RunConfig, Bench]]) -> int:
+    """Make several runs that are ready to start, and their summary."""
+    from ecospec.harness.report_writing import write_summaries
+    from ecospec.harness.run_folder import discard_parent
+    from ecospec.harness.several import different_outputs, sizes_of
+    from ecospec.harness.summary import summary_tables
+
+    runs = {name: each for name, (each, _) in benches.items()}
     outcomes: dict[str, Outcome] = {}
     for name, (each, bench) in benches.items():
         try:
-            outcome = execute(bench, each, go_on=f"--output {parent} --resume")
+            outcome = execute(bench, each, go_on=f"ecospec-bench --resume {parent}")
         except UserError:
             discard_parent(parent)
             raise
@@ -145,16 +154,25 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
     """Run, write and print one report; None where the user interrupted it.
 
     Args:
-        go_on: the options with which an interrupted command goes on; by default those for this one run.
+        go_on: the command that goes on with an interrupted one; by default the one for this one run.
         show: whether the report is printed too.
     """
+    from ecospec.harness.run_folder import open_folder
+
+    with open_folder(config, bench.facts()) as (folder, manifest):
+        return run_in(folder, manifest, bench, config, go_on=go_on, show=show)
+
+
+def run_in(
+    folder: Path, manifest: Mapping[str, Any], bench: Bench, config: RunConfig, *, go_on: str, show: bool
+) -> Outcome | None:
+    """The same in a run folder that nobody else has."""
     from ecospec.harness.distributed import share_records
     from ecospec.harness.report_text import print_report
     from ecospec.harness.report_writing import write_reports
-    from ecospec.harness.run_folder import RECORDS, discard_empty, open_folder
+    from ecospec.harness.run_folder import RECORDS, discard_empty
     from ecospec.harness.run_reading import report_of, run_data
 
-    folder, manifest = open_folder(config, bench.facts())
     share_records(folder / RECORDS)
     names = ", ".join(method.label for method in bench.methods)
     together = f" in batches of {config.batch_size}" if config.batch_size > 1 else ""
@@ -165,8 +183,8 @@ def execute(bench: Bench, config: RunConfig, *, go_on: str = "", show: bool = Tr
             records, violations = bench.run(folder, progress.note)
     except KeyboardInterrupt:
         print(
-            f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and the same command "
-            f"with {go_on or f'--output {folder} --resume'} goes on from there",
+            f"ecospec-bench: interrupted; the prompts that were finished are in {folder}, and "
+            f"{go_on or f'ecospec-bench --resume {folder}'} goes on from there",
             file=sys.stderr,
         )
         return None

@@ -31,6 +31,7 @@ from ecospec.harness.commands.report import report
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 from ecospec.harness.processes import process_count
+from ecospec.harness.resuming import take_options
 
 EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -54,6 +55,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
       ecospec-bench --suite gsm8k --policy marginal:epsilon=0.5 --policy oracle --budget 5
       ecospec-bench --suite all --policy marginal
       ecospec-bench --suite gsm8k --policy marginal --batch-size 1,2,4,8
+      ecospec-bench --resume runs/gsm8k-20260102-030405
       ecospec-bench sweep table-11
       ecospec-bench plugins
     """
@@ -61,6 +63,13 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
         if process_count() > 1:
             raise UserError(f"{ctx.invoked_subcommand} in {process_count()} processes: expected one process")
         return
+    resume: str | None = options.pop("resume")
+    options["resume"] = resume is not None
+    if resume:
+        folder = Path(resume)
+        if options["output"] not in (None, folder):
+            raise UserError(f"--resume {resume} with --output {options['output']}: expected one folder")
+        options = take_options(ctx, folder, options)
     if options["suite"] is None:
         if len(sys.argv) <= 1:
             click.echo(ctx.get_help())
@@ -143,8 +152,9 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 @cli.command()
 @run_options(
     *("policy", "baseline", "predictor", "drafter", "drafter_revision", "budget", "draft_steps", "draft_topk"),
-    *("check", "run_code"),
+    *("check", "run_code", "resume"),
 )
+@option("--resume", is_flag=True, help="Go on with the trace in --output.", show_default=False)
 @option("--text", type=click.Path(path_type=Path), help="JSON lines with a column text, instead of a suite or besides.")
 @click.pass_context
 def trace(ctx: click.Context, /, text: Path | None, **options: Any) -> None:

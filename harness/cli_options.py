@@ -12,6 +12,7 @@ from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
 from ecospec.harness.grid import grid_path
 from ecospec.harness.option_file import take_defaults
+from ecospec.harness.resuming import NO_FOLDER
 
 F = TypeVar("F", bound=Callable[..., Any])
 N = TypeVar("N", int, float)
@@ -172,7 +173,15 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Path(path_type=Path),
         help="Run folder.  [default: runs/SUITE-TIME, or runs/several-TIME]",
     ),
-    option("--resume", is_flag=True, help="Go on with the run in --output.", show_default=False),
+    option(
+        "--resume",
+        metavar="[RUN]",
+        is_flag=False,
+        flag_value=NO_FOLDER,
+        help="Go on with a run folder, with the options that it was begun with. Without a folder: with that of "
+        "--output, the whole command given again.",
+        show_default=False,
+    ),
     option(
         "--config",
         type=click.Path(path_type=Path),

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ecospec.harness.writing import write_json
+
 PACKAGES = ("ecospec", "torch", "transformers", "tokenizers", "numpy", "lm-eval", "datasets", "pluggy")
 HASH_WHOLE_BELOW_BYTES = 1 << 30
 
@@ -119,5 +121,5 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "manifest.json", manifest)
     return manifest

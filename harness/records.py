@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from ecospec.errors import UserError
+from ecospec.harness.writing import append_text
 
 AR = "AR"
 """The label of plain decoding, the baseline of every ratio."""
@@ -89,12 +90,15 @@ KINDS: dict[str, tuple[type, ...]] = {
 """What JSON type each field of a record has."""
 
 
+def records_text(records: Sequence[PromptRecord]) -> str:
+    """The lines of some records."""
+    return "".join(json.dumps(asdict(record)) + "\n" for record in records)
+
+
 def append_records(path: Path, records: Sequence[PromptRecord]) -> None:
     """Append the records of one finished prompt in a single write."""
-    text = "".join(json.dumps(asdict(record)) + "\n" for record in records)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
+    text = records_text(records)
+    append_text(path, text)
 
 
 def read_records(path: Path) -> list[PromptRecord]:

@@ -15,6 +15,7 @@ from ecospec.harness.run_folder import MANIFEST
 from ecospec.harness.run_reading import RunData
 from ecospec.harness.summary import summary_json, summary_markdown
 from ecospec.harness.summary_html import summary_html
+from ecospec.harness.writing import write_text
 
 REPORT_PAGE, SUMMARY_PAGE = "report.html", "summary.html"
 
@@ -22,15 +23,15 @@ REPORT_PAGE, SUMMARY_PAGE = "report.html", "summary.html"
 def write_reports(run: RunData) -> None:
     """Write ``report.json``, ``report.md``, ``report.csv`` and, last, ``report.html`` into the run folder."""
     for kind, name in (("json", "report.json"), ("markdown", "report.md"), ("csv", "report.csv")):
-        (run.folder / name).write_text(rendered(run.folder, [run], kind), encoding="utf-8")
-    (run.folder / REPORT_PAGE).write_text(report_html(run), encoding="utf-8")
+        write_text(run.folder / name, rendered(run.folder, [run], kind))
+    write_text(run.folder / REPORT_PAGE, report_html(run))
 
 
 def write_summaries(folder: Path, runs: Sequence[RunData]) -> None:
     """Write ``summary.json``, ``summary.md`` and ``summary.html`` into the folder of several runs."""
     for kind, name in (("json", "summary.json"), ("markdown", "summary.md")):
-        (folder / name).write_text(rendered(folder, runs, kind), encoding="utf-8")
-    (folder / SUMMARY_PAGE).write_text(summary_html(runs, folder.resolve().name, averaged(runs), folder), "utf-8")
+        write_text(folder / name, rendered(folder, runs, kind))
+    write_text(folder / SUMMARY_PAGE, summary_html(runs, folder.resolve().name, averaged(runs), folder))
 
 
 def rendered(folder: Path, runs: Sequence[RunData], kind: str) -> str:
@@ -59,13 +60,13 @@ def write_page(folder: Path, runs: Sequence[RunData], output: Path | None) -> Pa
     """Write one run's page, or that over several, and the pages of those that lack theirs; gives the file."""
     if is_run(folder):
         path = output or folder / REPORT_PAGE
-        path.write_text(report_html(runs[0]), encoding="utf-8")
+        write_text(path, report_html(runs[0]))
         return path
     for run in runs:
         if not (run.folder / REPORT_PAGE).is_file():
-            (run.folder / REPORT_PAGE).write_text(report_html(run), encoding="utf-8")
+            write_text(run.folder / REPORT_PAGE, report_html(run))
     path = output or folder / SUMMARY_PAGE
-    path.write_text(summary_html(runs, folder.resolve().name, averaged(runs), path.parent), encoding="utf-8")
+    write_text(path, summary_html(runs, folder.resolve().name, averaged(runs), path.parent))
     return path
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from ecospec.errors import UserError
 from ecospec.harness.activations import ACTIVATIONS
 from ecospec.harness.config import RunConfig
 from ecospec.harness.manifest import write_manifest
-from ecospec.harness.records import PromptRecord, append_records
+from ecospec.harness.records import PromptRecord, records_text
+from ecospec.harness.writing import alone_in, is_leftover, is_unused, write_json, write_text
 
 MANIFEST, RECORDS = "manifest.json", "prompts.jsonl"
 SUITES_FILE = "suites.json"
 """In the folder of a run of several suites: their names, in order."""
+OPTIONS_FILE = "options.json"
+"""In the same folder: the options of the command. A single run has them in its manifest."""
 
 # What a resumed run must share with the run it goes on from.
 RESUME_KEYS = [
@@ -64,18 +68,61 @@ RESUME_KEYS = [
 ]
 
 
-def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+@contextmanager
+def open_folder(config: RunConfig, facts: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Make the run folder and write the manifest, or check that a resumed run is the same one.
 
+    Until the block ends, no other process can have the folder.
+
     Raises:
-        UserError: the folder holds another run, or nothing to resume.
+        UserError: the folder holds another run, or nothing to resume; another process is running in it.
     """
-    folder = config.output or new_folder(facts["suite"])
-    manifest_path = folder / MANIFEST
     if config.resume:
         if config.output is None:
-            raise UserError("--resume without --output: expected --output with the folder of the run to go on with")
-        manifest = read_manifest(manifest_path)
+            raise UserError("--resume without --output: expected --resume RUN, the folder of the run to go on with")
+        folder = config.output
+        read_manifest(folder / MANIFEST)  # before anything is made in what may be no run folder
+    else:
+        folder = _make_folder(config, facts["suite"])
+    with alone_in(folder):
+        yield folder, _begin(config, folder, facts)
+
+
+def _make_folder(config: RunConfig, suite: str) -> Path:
+    """A folder that is there and holds nothing."""
+    if config.output is None:
+        while True:
+            folder = new_folder(suite)
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:  # by another process, since
+                continue
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be made ({error.strerror})") from error
+            return folder
+    try:
+        refuse_used(config.output)
+        config.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {config.output}: cannot be made ({error.strerror})") from error
+    return config.output
+
+
+def refuse_used(folder: Path) -> None:
+    """Check that a folder is not there yet, or holds nothing.
+
+    Raises:
+        UserError: it holds something, or is no folder.
+        OSError: it cannot be read.
+    """
+    if folder.exists() and not (folder.is_dir() and is_unused(folder)):
+        raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume {folder}")
+
+
+def _begin(config: RunConfig, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the run, in a folder that nobody else has."""
+    if config.resume:
+        manifest = read_manifest(folder / MANIFEST)
         difference = first_difference(manifest, facts, RESUME_KEYS)
         if difference is not None:
             raise UserError(
@@ -83,14 +130,9 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> tuple[Path, dict[st
                 "--limit included"
             )
         # A measurement of this machine, not a choice: where the file has none, today's stands in.
-        return folder, {"copy_bytes_per_second": facts["copy_bytes_per_second"], **manifest}
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
-    return folder, write_manifest(folder, facts)
+        return {"copy_bytes_per_second": facts["copy_bytes_per_second"], **manifest}
+    refuse_used(folder)  # what another process may have done before this one had the folder
+    return write_manifest(folder, facts)
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> str | None:
@@ -111,14 +153,12 @@ def check_parent(folder: Path, names: Sequence[str], *, resume: bool, named: boo
     """
     if not resume:
         try:
-            used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+            refuse_used(folder)
         except OSError as error:
             raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
-        if used:
-            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
         return
     if not named:
-        raise UserError("--resume without --output: expected --output with the folder of the run to go on with")
+        raise UserError("--resume without --output: expected --resume RUN, the folder of the run to go on with")
     try:
         found = json.loads((folder / SUITES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -132,21 +172,27 @@ def check_parent(folder: Path, names: Sequence[str], *, resume: bool, named: boo
         )
     for name in names:
         inner = folder / name
-        if inner.exists() and not (inner.is_dir() and (not any(inner.iterdir()) or (inner / MANIFEST).is_file())):
+        if inner.exists() and not (inner.is_dir() and (is_unused(inner) or (inner / MANIFEST).is_file())):
             raise UserError(f"--resume: {inner} is no run folder; start a new run")
 
 
-def open_parent(folder: Path, names: Sequence[str]) -> None:
-    """Make the folder for the run folders of several suites, and note which they are.
+@contextmanager
+def open_parent(folder: Path, names: Sequence[str], options: Mapping[str, Any]) -> Iterator[None]:
+    """Make the folder for the run folders of several suites, and note which they are and what was asked for.
+
+    Until the block ends, no other process can have the folder.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be made; another process is running in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SUITES_FILE).write_text(json.dumps(list(names)) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from error
+    with alone_in(folder):
+        write_json(folder / OPTIONS_FILE, dict(options))
+        write_json(folder / SUITES_FILE, list(names))
+        yield
 
 
 def named_runs(folder: Path) -> list[str]:
@@ -167,20 +213,23 @@ def named_runs(folder: Path) -> list[str]:
 
 def discard_parent(folder: Path) -> None:
     """Remove the folder of several runs in which no run folder is left; others stay as they are."""
-    if [path.name for path in folder.iterdir()] == [SUITES_FILE]:
-        (folder / SUITES_FILE).unlink()
+    discard_but_for(folder, (SUITES_FILE, OPTIONS_FILE))
+
+
+def discard_but_for(folder: Path, files: Sequence[str]) -> None:
+    """Remove a folder that holds no more than these files."""
+    paths = list(folder.iterdir())
+    if all(path.name in files or is_leftover(path) for path in paths):
+        for path in paths:
+            path.unlink()
         folder.rmdir()
 
 
 def discard_empty(folder: Path) -> None:
     """Remove the folder of a run that was refused before any prompt was finished; others stay as they are."""
     records = folder / RECORDS
-    if {path.name for path in folder.iterdir()} <= {MANIFEST, RECORDS, ACTIVATIONS} and not (
-        records.exists() and records.stat().st_size
-    ):
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+    if not (records.exists() and records.stat().st_size):
+        discard_but_for(folder, (MANIFEST, RECORDS, ACTIVATIONS))
 
 
 def read_manifest(path: Path, option: str = "--resume") -> dict[str, Any]:
@@ -225,7 +274,4 @@ def finished_prompts(records: Sequence[PromptRecord], labels: Sequence[str]) -> 
 
 def rewrite_records(path: Path, records: Sequence[PromptRecord]) -> None:
     """Leave only whole prompts in the file, so that a resumed run appends to a clean one."""
-    partial = path.with_suffix(".partial")
-    partial.write_text("", encoding="utf-8")
-    append_records(partial, records)
-    partial.replace(path)
+    write_text(path, records_text(records))

@@ -47,6 +47,7 @@ from ecospec.harness.preparing import (
 from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR, PromptRecord, append_records, read_records
 from ecospec.harness.requests import Renderer, Request, turn_ids
+from ecospec.harness.resuming import options_of
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
 from ecospec.policies import spec_of
@@ -207,6 +208,7 @@ class Bench:
             "suite_file": str(self.suite.task_file.path)
             if self.suite.task_file and not self.suite.task_file.builtin
             else None,
+            "options": options_of(self.config),
             "output": None if output is None else str(output),
             "policy": list(self.config.policy),
             "methods": [method.label for method in self.methods],

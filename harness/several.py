@@ -10,7 +10,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.plugins import Plugins
 from ecospec.harness.records import PromptRecord
 
-RESERVED = ("suites.json", "summary.json", "summary.md", "summary.html")
+RESERVED = ("options.json", "suites.json", "summary.json", "summary.md", "summary.html")
 
 
 def suites_asked(text: str, known: Sequence[str]) -> list[str]:

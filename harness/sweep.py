@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from ecospec.harness.sweep_folder import (
 )
 from ecospec.harness.sweep_report import cell_results, sweep_json
 from ecospec.harness.sweep_tables import print_sweep, sweep_markdown
+from ecospec.harness.writing import alone_in, write_json, write_text
 
 EXIT_REFUSED = 2
 NOT_RUN, INTERRUPTED = "not run yet", "interrupted"
@@ -83,13 +83,8 @@ class Sweep:
         """Write the combined report, missing cells and all."""
         results = cell_results(self.cells, self.done, self.reasons)
         plain = sweep_json(self.grid, results, self.done)
-        try:
-            self.parent.mkdir(parents=True, exist_ok=True)
-            (self.parent / SWEEP_JSON).write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-            page = sweep_markdown(self.grid, results, self.done)
-            (self.parent / SWEEP_PAGE).write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--output {self.parent}: cannot be written ({error.strerror})") from error
+        write_json(self.parent / SWEEP_JSON, plain)
+        write_text(self.parent / SWEEP_PAGE, sweep_markdown(self.grid, results, self.done))
 
 
 def sweep_command(grid: Grid) -> int:
@@ -105,7 +100,13 @@ def sweep_command(grid: Grid) -> int:
         f"{len(sweep.runs)}, into {parent}",
         flush=True,
     )
-    code = run_planned(sweep)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {parent}: cannot be made ({error.strerror})") from error
+    with alone_in(parent):
+        sweep.write()
+        code = run_planned(sweep)
     print_sweep(cell_results(sweep.cells, sweep.done, sweep.reasons), sweep.done, Console(width=console_width()))
     print(f"sweep folder: {parent}")
     return max([code, *(verdict_code(run) for run in sweep.done)])
@@ -191,12 +192,13 @@ def run_planned(sweep: Sweep) -> int:
         UserError: the first run was refused.
     """
     code = 0
-    sweep.write()
     for number, run in enumerate(sweep.runs, 1):
         print(f"run {number} of {len(sweep.runs)}: {run.folder.name}", flush=True)
         try:
             with as_user_errors(run.bench.config):
-                outcome = execute(run.bench, run.bench.config, go_on=f"--output {sweep.parent}", show=False)
+                outcome = execute(
+                    run.bench, run.bench.config, go_on=f"the same command with --output {sweep.parent}", show=False
+                )
         except UserError as error:
             if not sweep.done:
                 discard_sweep(sweep.parent)

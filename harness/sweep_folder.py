@@ -22,10 +22,12 @@ from ecospec.harness.run_folder import (
     MANIFEST,
     RECORDS,
     RESUME_KEYS,
+    discard_but_for,
     finished_prompts,
     first_difference,
     read_manifest,
 )
+from ecospec.harness.writing import is_unused
 
 SWEEP_JSON, SWEEP_PAGE = "sweep.json", "sweep.md"
 OF_METHODS = ("policy", "predictor", "methods", "predictor_sha256")
@@ -69,7 +71,7 @@ def check_sweep_folder(parent: Path) -> None:
         UserError: it is something else.
     """
     try:
-        used = parent.exists() and (not parent.is_dir() or any(parent.iterdir()))
+        used = parent.exists() and not (parent.is_dir() and is_unused(parent))
     except OSError as error:
         raise UserError(f"--output {parent}: cannot be made ({error.strerror})") from error
     if used and not (parent / SWEEP_JSON).is_file():
@@ -94,7 +96,7 @@ def folder_number(point: Point, name: str) -> int | None:
 
 
 def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    return path.is_dir() and is_unused(path)
 
 
 def found_run(point: Point, folder: Path) -> FoundRun:
@@ -171,7 +173,4 @@ def new_run_folder(parent: Path, point: Point, taken: Collection[Path]) -> Path:
 
 def discard_sweep(parent: Path) -> None:
     """Remove the folder of a sweep in which no run folder is left; others stay as they are."""
-    if {path.name for path in parent.iterdir()} <= {SWEEP_JSON, SWEEP_PAGE}:
-        for path in parent.iterdir():
-            path.unlink()
-        parent.rmdir()
+    discard_but_for(parent, (SWEEP_JSON, SWEEP_PAGE))

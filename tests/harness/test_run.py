@@ -31,7 +31,7 @@ def test_a_run_prints_one_table_and_leaves_its_files(bench: Callable[..., Any], 
     ran = bench("--policy", ALL_POLICIES, "--output", "out")
     assert ran.code == 0, ran.err
     reports = {"report.json", "report.md", "report.csv", "report.html"}
-    names = {"manifest.json", "prompts.jsonl", "activations.jsonl", *reports}
+    names = {".lock", "manifest.json", "prompts.jsonl", "activations.jsonl", *reports}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     for word in ("speed-up", "marginal-cost", "oracle", "embedded sample", "exact", "run folder: out"):
         assert word in ran.out
