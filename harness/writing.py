@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ def write_text(path: Path, text: str) -> None:
             _write(partial, text, os.O_TRUNC)
             os.replace(partial, path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(partial)
             raise
         _sync_folder(path.parent)
     except OSError as error:
