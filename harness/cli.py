@@ -24,6 +24,7 @@ from ecospec.harness.cli_options import (
     train_options,
 )
 from ecospec.harness.commands.acceptance import train_acceptance
+from ecospec.harness.commands.compare import compare
 from ecospec.harness.commands.profile import profile
 from ecospec.harness.commands.record import record
 from ecospec.harness.commands.replay import replay
@@ -325,6 +326,7 @@ def card(ctx: click.Context, folder: Path | None) -> None:
 
 cli.add_command(profile)
 cli.add_command(report)
+cli.add_command(compare)
 
 
 def main() -> None:
