@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ecospec.errors import UserError
+from ecospec.harness.writing import append_text, write_text
 
 ACTIVATIONS = "activations.jsonl"
 """In the run folder; of a dense target there is none."""
@@ -69,26 +70,25 @@ def as_counts(activations: npt.NDArray[np.float64]) -> Counts:
     return [[int(value) if value.is_integer() else value for value in row] for row in activations.tolist()]
 
 
+def activations_text(prompts: Iterable[PromptActivations]) -> str:
+    """The lines of some prompts."""
+    return "".join(json.dumps(asdict(prompt), separators=(",", ":")) + "\n" for prompt in prompts)
+
+
 def append_activations(path: Path, prompts: Iterable[PromptActivations]) -> None:
     """Append one line a prompt in a single write; without prompts no file is made."""
-    text = "".join(json.dumps(asdict(prompt), separators=(",", ":")) + "\n" for prompt in prompts)
+    text = activations_text(prompts)
     if not text:
         return
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
+    append_text(path, text)
 
 
 def keep_activations(path: Path, prompt_ids: Collection[str]) -> None:
     """Leave only the lines of some prompts in the file, so that a resumed run appends to a clean one."""
     if not path.exists():
         return
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        for prompt in {each.prompt_id: each for each in read_activations(path)}.values():
-            if prompt.prompt_id in prompt_ids:
-                file.write(json.dumps(asdict(prompt), separators=(",", ":")) + "\n")
-    partial.replace(path)
+    kept = {each.prompt_id: each for each in read_activations(path) if each.prompt_id in prompt_ids}
+    write_text(path, activations_text(kept.values()))
 
 
 def read_activations(path: Path) -> Iterator[PromptActivations]:

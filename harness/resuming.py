@@ -27,7 +27,11 @@ def options_of(config: RunConfig, runs: Mapping[str, RunConfig] | None = None) -
     Args:
         runs: those of a command that makes several.
     """
-    options = {name: value for name, value in asdict(config).items() if name not in NOT_KEPT}
+    options = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(config).items()
+        if name not in NOT_KEPT
+    }
     if runs is not None:
         options["batch_size"] = list(dict.fromkeys(run.batch_size for run in runs.values()))
     return options

@@ -14,13 +14,20 @@ MUST_AGREE = [
     *("chat_template_sha256", "chat_switches", "system_prompt"),
     *("budget", "draft_steps", "draft_topk", "batch_size"),
     *("temperature", "top_p", "top_k", "seed"),
+    *("acceptance", "acceptance_sha256", "cost_model_sha256"),
     *("dtype", "check", "run_code"),
 ]
 """Each decides which tokens are emitted, or what of them is counted."""
 
+BY_METHOD = ["baseline", "policy", "predictor", "methods", "predictor_sha256"]
+"""Compared for each method that both runs have."""
+
+BY_CONTENT = ["target", "drafter", "suite_file", "chat_template"]
+"""Names and paths: what they stand for is compared by its hash."""
+
 MACHINE = [
     *("device", "device_name", "device_cores", "device_memory_bytes", "device_cuda", "device_platform"),
-    *("threads", "device_map", "processes", "parallel", "layers_by_device"),
+    *("threads", "device_map", "max_memory", "processes", "parallel", "layers_by_device"),
 ]
 """Each decides how long it takes, and in which order numbers are added up."""
 

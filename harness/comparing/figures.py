@@ -21,7 +21,7 @@ class Figure:
 
     Attributes:
         scale: what the ratio is divided by as well, given the MoE layers.
-        better: 1 where more is better, -1 where less is, 0 where neither.
+        own: what must be the same prompt by prompt; by default top and bottom.
     """
 
     name: str
@@ -29,22 +29,20 @@ class Figure:
     top: Callable[[Output], float]
     bottom: Callable[[Output], float]
     scale: Callable[[int], float] = lambda moe_layers: 1.0
-    better: int = 0
+    own: Callable[[Output], object] | None = None
 
 
 FIGURES = (
-    Figure("steps", "steps a prompt", lambda o: o.steps, lambda o: 1, better=-1),
-    Figure("alpha", "acceptance length α", lambda o: o.emitted, lambda o: o.steps, better=1),
-    Figure(
-        "active-experts", "active experts E", lambda o: o.expert_pairs, lambda o: o.whole_steps, lambda n: n or 1, -1
-    ),
+    Figure("steps", "steps a prompt", lambda o: o.steps, lambda o: 1),
+    Figure("alpha", "acceptance length α", lambda o: o.emitted, lambda o: o.steps),
+    Figure("active-experts", "active experts E", lambda o: o.expert_pairs, lambda o: o.whole_steps, lambda n: n or 1),
     Figure("verified-tokens", "verified tokens per step", lambda o: o.selected, lambda o: o.steps),
     Figure(
         "overlap",
         "predicted overlap",
         lambda o: (o.overlap or 0.0) * o.steps,
         lambda o: 0 if o.overlap is None else o.steps,
-        better=1,
+        own=lambda o: o.overlap,
     ),
 )
 """`TOKENS`, `SCORE` and `LOSSLESS` are compared besides."""
@@ -129,7 +127,7 @@ def _tokens(run: str, method: str, pairs: Pairs, tolerance: float) -> Compared:
 
 
 def _figure(base: Run, method: str, figure: Figure, pairs: Pairs, tolerance: float) -> Compared | None:
-    different = _differing(pairs, lambda o: (figure.top(o), figure.bottom(o)))
+    different = _differing(pairs, figure.own or (lambda o: (figure.top(o), figure.bottom(o))))
     units: dict[str, list[float]] = {}
     for a, b in pairs:
         sums = units.setdefault(a.unit, [0.0] * 4)
@@ -144,7 +142,9 @@ def _figure(base: Run, method: str, figure: Figure, pairs: Pairs, tolerance: flo
     ]
     counted = [unit for unit in units.values() if unit[2] and unit[3]]
     columns = list(zip(*counted, strict=True)) if counted else [()] * 4
-    change = paired_ratio(columns[0], columns[1], numerator_per=columns[2], denominator_per=columns[3])
+    change = Ratio(1.0, why="the same for every prompt")
+    if different:
+        change = paired_ratio(columns[0], columns[1], numerator_per=columns[2], denominator_per=columns[3])
     moved = None if values[0] is None or values[1] is None or not values[0] else abs(values[1] / values[0] - 1)
     return Compared(
         *(base.name, method, figure.name, values[0], values[1], change, len(different), len(pairs)),

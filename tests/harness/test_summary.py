@@ -94,8 +94,7 @@ def test_several_suites_run_with_one_model_into_one_folder(bench: Callable[..., 
     arguments = ("--policy", "marginal", "--limit", 1, "--output", "out")
     ran = bench(*arguments, suite="amc,mtbench")
     assert ran.code == 0, ran.err
-    summaries = {"summary.json", "summary.md", "summary.html"}
-    names = {".lock", "amc", "mtbench", "options.json", "suites.json", *summaries}
+    names = {".lock", "amc", "mtbench", "options.json", "suites.json", "summary.json", "summary.md", "summary.html"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert list(summary["runs"]) == ["amc", "mtbench"]
