@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from statistics import fmean, median
 from typing import Any
 
 from ecospec.harness.records import AR, PHASES, VERDICTS, PromptRecord
 from ecospec.harness.stats import Ratio, paired_ratio
+
+YARDSTICKS = ("optimal", "clairvoyant")
+"""Policies that nothing can do better than, in a sense of their own; the others are measured by them."""
 
 SCHEMA = 1
 """Version of what `report_json` gives; it changes when a key changes its name or meaning."""
@@ -84,6 +87,10 @@ class MethodRow:
             that the method does not have.
         outside_target: 1 − Σ verify seconds / Σ seconds of all phases.
         rho: ρ = T_AR / T_verify, the mean forward pass of AR against that of verification.
+        verification_speedup: α · ρ, what the method would gain if all but the target's passes took no time. A
+            yardstick has it too.
+        headroom: by yardstick, how much of the way from the baseline's α · ρ to the yardstick's the method has come;
+            for the methods listed after the baseline. None where the yardstick is not above the baseline.
         expert_bytes_per_step: Σ expert pairs / Σ steps · bytes of one expert.
         bytes_per_step: the same and the bytes that a step always reads.
         achieved_gb_per_second: bytes per step / T_verify, in 10⁹ bytes per second.
@@ -114,6 +121,8 @@ class MethodRow:
     phase_ms: dict[str, float | None]
     outside_target: float | None
     rho: float | None
+    verification_speedup: Ratio | None
+    headroom: dict[str, float | None]
     expert_bytes_per_step: float | None
     bytes_per_step: float | None
     achieved_gb_per_second: float | None
@@ -219,8 +228,23 @@ def summarise(
         expert_bytes=expert_bytes,
         always_read_bytes=always_read_bytes,
         units=len({record.batch or record.prompt_id for record in counted.get(AR, [])}),
-        rows=tuple(row(method) for method in methods),
+        rows=_with_headroom([row(method) for method in methods], baseline),
     )
+
+
+def _with_headroom(rows: Sequence[MethodRow], baseline: str) -> tuple[MethodRow, ...]:
+    """The rows, those after the baseline with their share of the way to each yardstick: (x - b) / (y - b) of α · ρ."""
+    gains = {row.label: row.verification_speedup.value for row in rows if row.verification_speedup is not None}
+    base, found, after = gains.get(baseline), [], False
+    for row in rows:
+        own = gains.get(row.label)
+        if after and own is not None and base is not None and row.label not in YARDSTICKS:
+            ends = {name: end for name in YARDSTICKS if (end := gains.get(name)) is not None}
+            shares = {name: (own - base) / (end - base) if end > base else None for name, end in ends.items()}
+            row = replace(row, headroom=shares)
+        found.append(row)
+        after = after or row.label == baseline
+    return tuple(found)
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -275,6 +299,8 @@ def _row(
         phase_ms=phase_ms,
         outside_target=1 - outside if honest and outside is not None else None,
         rho=_divide(ar_seconds, verify_seconds),
+        verification_speedup=_speedup(ar, records, _verify_seconds, _decode_tokens),
+        headroom={},
         expert_bytes_per_step=routed_bytes,
         bytes_per_step=all_bytes,
         achieved_gb_per_second=_scaled(bytes_per_second, 1e-9),
@@ -299,6 +325,10 @@ def _whole_tokens(record: PromptRecord) -> int:
 def _decode_seconds(record: PromptRecord) -> float:
     # Without a step it is the time between two looks at the clock.
     return record.decode_seconds if record.steps else 0.0
+
+
+def _verify_seconds(record: PromptRecord) -> float:
+    return record.phase_seconds.get("verify", 0.0) if record.steps else 0.0
 
 
 def _decode_tokens(record: PromptRecord) -> int:

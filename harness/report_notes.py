@@ -36,6 +36,7 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
         f"γ = {manifest['budget']}" if "budget" in manifest else "",
         f"T = {manifest['temperature']:g}" if "temperature" in manifest else "",
         _predictors(report, manifest),
+        f"acceptance {manifest['acceptance']}" if manifest.get("estimated") else "",
         str(manifest.get("dtype") or ""),
         str(manifest.get("device") or ""),
         f"spread by --device-map {manifest['device_map']}" if manifest.get("device_map") else "",
@@ -68,6 +69,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
     return [
         *_prompt_notes(report),
         *_batch_notes(report, manifest),
+        *_cost_notes(manifest),
         *caution_notes(report, manifest),
         *_lossless_notes(report, str(manifest.get("dtype") or "")),
         *_score_notes(report, manifest),
@@ -88,6 +90,17 @@ def _prompt_notes(report: Report) -> Iterator[str]:
             f"{report.prompts_without_step} of {report.prompts} prompts ended at the first token, which the "
             "prefill gives: they have no decode step and are in the end-to-end figures alone"
         )
+
+
+def _cost_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
+    cost = manifest.get("cost_model")
+    if not cost:
+        return
+    what = f"a projection, {cost['projection']}" if cost.get("projection") else f"measured {cost.get('measured', '')}"
+    fit = "" if cost.get("r_squared") is None else f", R² {cost['r_squared']:.3f}"
+    yield f"policies that weigh time use the cost model of this target on this device ({what}{fit})"
+    for warning in cost.get("warnings", ()):
+        yield f"cost model: {warning}"
 
 
 def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def table_lines(report: Report) -> list[Line]:
     return [
         *_speed_lines(report),
         *_verification_lines(report),
-        *_time_lines(),
+        *_time_lines(report),
         *_byte_lines(report),
         *_lossless_lines(report),
     ]
@@ -112,10 +112,11 @@ def _verification_lines(report: Report) -> list[Line]:
     ]
 
 
-def _time_lines() -> list[Line]:
+def _time_lines(report: Report) -> list[Line]:
     def phase(name: str) -> Callable[[MethodRow], str]:
         return lambda row: _number(row.phase_ms.get(name), 3)
 
+    yardsticks = list(dict.fromkeys(name for row in report.rows for name in row.headroom))
     return [
         Line("T_draft, ms per step", phase("draft"), "Σ seconds of the phase / Σ steps; so for every T"),
         Line("T_predict", phase("predict")),
@@ -132,7 +133,21 @@ def _time_lines() -> list[Line]:
             "ρ = T_AR / T_verify",
             lambda r: _number(r.rho, 3),
             "AR's mean forward pass over the mean verification pass",
-            ends_group=True,
+        ),
+        Line(
+            "α · ρ",
+            lambda r: _value(r.verification_speedup),
+            "the speed-up if all but the target's passes took no time; yardsticks have it too",
+        ),
+        Line("  95 % interval", lambda r: interval_text(r.verification_speedup), ends_group=not yardsticks),
+        *(
+            Line(
+                f"headroom closed, {name}",
+                lambda r, name=name: percent(r.headroom.get(name)),  # type: ignore[misc]
+                f"(α · ρ − {report.baseline}'s) / ({name}'s − {report.baseline}'s)",
+                ends_group=name == yardsticks[-1],
+            )
+            for name in yardsticks
         ),
     ]
 

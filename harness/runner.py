@@ -50,7 +50,7 @@ from ecospec.harness.requests import Renderer, Request, turn_ids
 from ecospec.harness.resuming import options_of
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
-from ecospec.policies import spec_of
+from ecospec.policies import AcceptanceNeed, spec_of
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -244,6 +244,10 @@ class Bench:
             "cost_model": cost_model,
             "cost_model_sha256": None if cost_model is None else text_hash(json.dumps(cost_model, sort_keys=True)),
             "acceptance": spec_of(self.estimator),
+            "estimated": any(
+                method.speculation is not None and method.speculation.policy.acceptance is AcceptanceNeed.ESTIMATED
+                for method in self.methods
+            ),
             "acceptance_sha256": folder_hash(getattr(self.estimator, "path", None)),
             "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),

@@ -9,7 +9,7 @@ import pytest
 from report_records import GEOMETRY, MANIFEST, METHODS, printed, record, records, row, summary
 
 from ecospec.harness.records import AR
-from ecospec.harness.report import MethodRow, Report, report_json
+from ecospec.harness.report import MethodInfo, MethodRow, Report, report_json
 from ecospec.harness.report_markdown import report_markdown
 from ecospec.harness.report_notes import notes
 
@@ -112,6 +112,49 @@ def test_times_are_milliseconds_per_step(marginal: MethodRow) -> None:
     )
     assert marginal.outside_target == pytest.approx(1 - 3.6 / 5.0)
     assert marginal.rho == pytest.approx((10.8 / 12) / 0.6)
+
+
+def test_verification_speedup_is_alpha_times_rho_whatever_the_rest_of_a_step_takes() -> None:
+    report = summary(records())
+    # AR: 10.8 s of passes for 12 tokens, .9 s each; marginal: 3.6 s for 12, .3 s each; confidence: 3.6 s as well.
+    for label in ("confidence", "marginal", "oracle"):
+        found = row(report, label)
+        assert found.verification_speedup is not None
+        assert found.verification_speedup.value == pytest.approx(3.0)
+        assert found.acceptance_length is not None
+        assert found.rho is not None
+        assert found.verification_speedup.value == pytest.approx(found.acceptance_length * found.rho)
+    ar = row(report, AR).verification_speedup
+    assert ar is not None
+    assert ar.value == 1.0
+
+
+def test_headroom_is_the_share_of_the_way_from_the_baseline_to_a_yardstick() -> None:
+    methods = [*METHODS[:3], MethodInfo("optimal", true_routing=True), MethodInfo("clairvoyant", true_routing=True)]
+    found = [each for each in records() if each.method != "oracle" and each.steps]
+    for prompt, tokens, marginal, optimal, clairvoyant in (("p1", 5, 1.0, 0.9, 0.6), ("p2", 9, 2.0, 1.8, 1.2)):
+        found = [each for each in found if (each.prompt_id, each.method) != (prompt, "marginal")]
+        for label, verify in (("marginal", marginal), ("optimal", optimal), ("clairvoyant", clairvoyant)):
+            found.append(record(prompt, label, tokens, 2.0, 2, 8, 14, (0, 0, 0, verify, 0)))
+    report = summary(found, methods)
+    # α · ρ: confidence 10.8/3.6 = 3, marginal 10.8/3 = 3.6, optimal 10.8/2.7 = 4, clairvoyant 10.8/1.8 = 6.
+    assert row(report, "marginal").headroom == {
+        "optimal": pytest.approx(0.6 / 1.0),
+        "clairvoyant": pytest.approx(0.6 / 3.0),
+    }
+    for label in (AR, "confidence", "optimal", "clairvoyant"):
+        assert row(report, label).headroom == {}
+    text = printed(report)
+    assert "headroom closed, optimal" in text
+    assert "60.0 %" in text
+    assert "20.0 %" in text
+
+
+def test_a_yardstick_that_is_below_the_baseline_leaves_no_headroom() -> None:
+    methods = [*METHODS[:3], MethodInfo("optimal", true_routing=True)]
+    found = [each for each in records() if each.method != "oracle" and each.steps]
+    found += [record(p, "optimal", n, 2.0, 2, 8, 14, (0, 0, 0, 9.0, 0)) for p, n in (("p1", 5), ("p2", 9))]
+    assert row(summary(found, methods), "marginal").headroom == {"optimal": None}
 
 
 def test_bytes_are_those_of_the_experts_read_and_of_what_is_always_read(marginal: MethodRow) -> None:
