@@ -84,8 +84,8 @@ def summary_verdict(runs: Sequence[RunData]) -> Verdict:
         f"{words} in {len(pays[kind])} of {len(runs)} runs ({', '.join(pays[kind])})"
         for kind, words in (
             (GOOD, "the fastest policy pays"),
-            (OPEN, "cannot be told to pay"),
-            (BAD, "does not pay"),
+            (OPEN, "the fastest policy cannot be told to pay"),
+            (BAD, "the fastest policy does not pay"),
         )
         if pays[kind]
     ]

@@ -123,7 +123,7 @@ def _pays(report: Report, best: MethodRow | None) -> Claim:
     said = {
         GOOD: f"it also beats {report.baseline}",
         OPEN: f"against {report.baseline} no difference can be told",
-        BAD: f"but it loses to {report.baseline}",
+        BAD: f"{'but' if over_ar == GOOD else 'and'} it loses to {report.baseline}",
     }
     worst = BAD if BAD in (over_ar, against) else OPEN if OPEN in (over_ar, against) else GOOD
     return Claim(worst, f"{text}; {said[against]}, {ratio_words(best.over_baseline)}.")

@@ -86,6 +86,7 @@ def test_the_csv_has_a_line_a_method_and_numbers_as_numbers(bench: Callable[...,
     names = list(lines[0])
     assert names.index("speedup_low") == names.index("speedup") + 1
     assert len(set(names)) == len(names)
+    assert "decode_spread" not in names
 
 
 @pytest.mark.usefixtures("real_pages")
