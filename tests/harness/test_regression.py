@@ -108,7 +108,7 @@ def test_a_saved_run_guards_a_policy_and_a_changed_policy_fails(
     for base in ("one", "one.jsonl"):
         ran = command("compare", base, "again")
         assert ran.code == 0, ran.out
-        assert "23 of 23 deterministic figures are the same" in ran.out
+        assert "30 of 30 deterministic figures are the same" in ran.out
     with monkeypatch.context() as patch:
         patch.setattr(MarginalCost, "select", lambda self, request: [0])
         assert bench(*arguments, "--output", "worse", suite="amc").code == 0
