@@ -112,5 +112,7 @@ def write_run(folder: Path, found: Sequence[PromptRecord], methods: Sequence[Met
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     append_records(folder / "prompts.jsonl", found)
     rows = [{"label": method.label, "true_routing": method.true_routing} for method in methods]
-    (folder / "report.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    (folder / "report.json").write_text(
+        json.dumps({"rows": rows, "prompts": len({each.prompt_id for each in found})}), encoding="utf-8"
+    )
     return folder

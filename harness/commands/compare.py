@@ -21,6 +21,14 @@ from ecospec.harness.cli_options import option
     "verified-tokens, overlap, score (a difference), or all; several separated by commas.  [default: not at all]",
     show_default=False,
 )
+@option(
+    "--elsewhere",
+    multiple=True,
+    metavar="FIGURE=NUMBER",
+    help="The same, in place of --tolerance, where NEW is from another processor or other versions, which round "
+    "differently.",
+    show_default=False,
+)
 @option("--slower", type=float, default=0.10, help="By which share a method may become slower.")
 @option(
     "--absolute",
@@ -37,6 +45,7 @@ def compare(
     base: Path,
     new: Path | None,
     tolerance: tuple[str, ...],
+    elsewhere: tuple[str, ...],
     slower: float,
     absolute: bool,
     output: Path | None,
@@ -59,7 +68,7 @@ def compare(
     from ecospec.harness.comparing.figures import tolerances_of
 
     if save is not None:
-        if new is not None or output is not None or tolerance:
+        if new is not None or output is not None or tolerance or elsewhere:
             raise UserError(f"--save {save}: expected one run and nothing to compare it with")
         save_command(save, base)
         return
@@ -67,4 +76,14 @@ def compare(
         raise UserError(f"nothing to compare {base} with; expected BASE and NEW, or --save FILE")
     if not 0 < slower < 10:
         raise UserError(f"--slower {slower:g}: expected a share above 0, such as 0.10")
-    ctx.exit(compare_command(base, new, tolerances_of(tolerance), slower=slower, absolute=absolute, output=output))
+    ctx.exit(
+        compare_command(
+            base,
+            new,
+            tolerances_of(tolerance),
+            slower=slower,
+            absolute=absolute,
+            elsewhere=tolerances_of(elsewhere) if elsewhere else None,
+            output=output,
+        )
+    )

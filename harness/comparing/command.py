@@ -28,7 +28,14 @@ EXIT_PASSES, EXIT_REGRESSION = 0, 1
 
 
 def compare_command(
-    base: Path, new: Path, tolerances: Mapping[str, float], *, slower: float, absolute: bool, output: Path | None
+    base: Path,
+    new: Path,
+    tolerances: Mapping[str, float],
+    *,
+    slower: float,
+    absolute: bool,
+    elsewhere: Mapping[str, float] | None = None,
+    output: Path | None = None,
 ) -> int:
     """Compare, print and write; returns the exit code.
 
@@ -44,7 +51,7 @@ def compare_command(
     elif isinstance(sides[0], BenchmarkFile) or isinstance(sides[1], BenchmarkFile):
         raise UserError(f"{base} and {new}: expected two files of pytest-benchmark, or two runs")
     else:
-        comparison = compare_runs(sides[0], sides[1], tolerances, slower=slower, absolute=absolute)
+        comparison = compare_runs(sides[0], sides[1], tolerances, slower=slower, absolute=absolute, elsewhere=elsewhere)
         plain, failed = comparison_json(comparison), comparison.regressions
         print_comparison(comparison, console)
     if output is not None:

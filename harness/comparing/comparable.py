@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.comparing.runs import Method, Run
@@ -29,7 +29,10 @@ MACHINE = [
     *("device", "device_name", "device_cores", "device_memory_bytes", "device_cuda", "device_platform"),
     *("threads", "device_map", "max_memory", "processes", "parallel", "layers_by_device"),
 ]
-"""Each decides how long it takes, and in which order numbers are added up."""
+"""Each decides how long it takes; some, in which order numbers are added up as well."""
+
+ROUNDING = ["device", "device_name", "threads", "device_map", "processes", "parallel"]
+"""Of these, the ones that decide in which order numbers are added up, so that a choice between equals can differ."""
 
 KEPT_FACTS = [
     *MUST_AGREE,
@@ -70,7 +73,16 @@ def why_not_comparable(base: Run, new: Run) -> str | None:
 
 def machine_difference(base: Run, new: Run) -> str | None:
     """In words, why the times of two runs say nothing about the code; None where they do."""
-    difference = first_difference(base.facts, new.facts, MACHINE)
+    return _difference(base, new, MACHINE)
+
+
+def rounding_difference(base: Run, new: Run) -> str | None:
+    """In words, why deterministic figures of two runs may differ by rounding; None where they may not."""
+    return _difference(base, new, ROUNDING)
+
+
+def _difference(base: Run, new: Run, keys: Sequence[str]) -> str | None:
+    difference = first_difference(base.facts, new.facts, keys)
     if difference is None:
         before, now = _others(base.facts), _others(new.facts)
         difference = first_difference(before, now, sorted({*before, *now}))

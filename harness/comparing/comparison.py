@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ecospec.errors import UserError
-from ecospec.harness.comparing.comparable import machine_difference, why_not_comparable
+from ecospec.harness.comparing.comparable import machine_difference, rounding_difference, why_not_comparable
 from ecospec.harness.comparing.figures import DIFFERS, SAME, Compared, compare_figures
 from ecospec.harness.comparing.runs import Run
 from ecospec.harness.comparing.timings import SLOWER, Timing, judge, pooled, series_of
@@ -77,9 +77,18 @@ def describe_timing(timing: Timing) -> str:
 
 
 def compare_runs(
-    base: Sequence[Run], new: Sequence[Run], tolerances: Mapping[str, float], *, slower: float, absolute: bool
+    base: Sequence[Run],
+    new: Sequence[Run],
+    tolerances: Mapping[str, float],
+    *,
+    slower: float,
+    absolute: bool,
+    elsewhere: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Compare the runs of one name, method by method.
+
+    Args:
+        elsewhere: tolerances in place of the others for a pair that may differ by rounding; None for the same.
 
     Raises:
         UserError: no run in common, or runs whose figures differ for another reason than the code.
@@ -101,13 +110,18 @@ def compare_runs(
         labels = [[method.label for method in run.methods] for run in pair]
         missing += [f"{name}, {label}" for label in labels[0] if label not in labels[1]]
         added += [f"{name}, {label}" for label in labels[1] if label not in labels[0]]
+        rounding = rounding_difference(*pair)
+        allowed = tolerances if elsewhere is None or rounding is None else elsewhere
+        if rounding is not None:
+            which = "" if elsewhere is None else "; the tolerances of --elsewhere apply"
+            reasons[f"figures may differ by rounding: {rounding}{which}"] = None
         other = machine_difference(*pair)
         if other is not None:
-            reasons[f"another machine or other versions: {other}"] = None
+            reasons[f"times are not gated: {other}"] = None
         for method in pair[0].methods:
             if method.label not in labels[1]:
                 continue
-            figures += compare_figures(*pair, method.label, tolerances)
+            figures += compare_figures(*pair, method.label, allowed)
             if all(run.timed for run in pair) and not method.true_routing:
                 why_not = None if other is None else "another machine or other versions"
                 series += series_of(*pair, method.label, why_not, absolute=absolute)

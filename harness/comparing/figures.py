@@ -88,13 +88,13 @@ def tolerances_of(texts: Sequence[str]) -> dict[str, float]:
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, _, number = part.partition("=")
         if name not in (*TOLERATED, "all"):
-            raise UserError(f"--tolerance {part}: unknown figure {name!r}; {nearest(name, (*TOLERATED, 'all'))}")
+            raise UserError(f"tolerance {part!r}: unknown figure {name!r}; {nearest(name, (*TOLERATED, 'all'))}")
         try:
             found[name] = float(number)
         except ValueError:
             found[name] = -1.0
         if not 0 <= found[name] < 1:
-            raise UserError(f"--tolerance {part}: expected {name}=NUMBER, from 0 to below 1")
+            raise UserError(f"tolerance {part!r}: expected {name}=NUMBER, from 0 to below 1")
     rest = found.pop("all", 0.0)
     return {name: found.get(name, rest) for name in TOLERATED}
 

@@ -149,8 +149,9 @@ def _read_run(folder: Path, name: str | None) -> Run:
         raise UserError(f"{folder} is not finished; expected ecospec-bench --resume {folder} first")
     records = read_records(records_path)
     try:
-        rows = json.loads(report_path.read_text(encoding="utf-8"))["rows"]
-        true_routing = {str(row["label"]): bool(row["true_routing"]) for row in rows}
+        report = json.loads(report_path.read_text(encoding="utf-8"))
+        true_routing = {str(row["label"]): bool(row["true_routing"]) for row in report["rows"]}
+        reported = int(report["prompts"])
         parts = {str(each["label"]): each for each in manifest["method_parts"]}
         methods = tuple(
             Method(
@@ -166,7 +167,8 @@ def _read_run(folder: Path, name: str | None) -> Run:
         raise UserError(f"{folder}: not a run of this version ({type(error).__name__}: {error})") from error
     labels = [method.label for method in methods]
     unfinished = {record.prompt_id for record in records} - finished_prompts(records, labels)
-    if unfinished or not records:
+    # A report is of all prompts; one from before the run was gone on with says another number.
+    if unfinished or not records or len({record.prompt_id for record in records}) != reported:
         raise UserError(f"{folder} is not finished; expected ecospec-bench --resume {folder} first")
     outputs = by_method([output_of(record) for record in records if record.method in labels])
     return Run(name or suite, manifest, layers, methods, outputs)

@@ -192,10 +192,26 @@ def test_another_machine_leaves_deterministic_figures_and_gates_no_time() -> Non
         found = comparison(records(), slow, **facts)
         assert found.regressions == []
         assert {each.verdict for each in found.timings} == {"not gated"}
-        assert "another machine or other versions" in found.notes[0]
+        assert any("times are not gated: " in note for note in found.notes)
         assert len(comparison(records(), changed(records(), more_experts), **facts).regressions) == 1
     newer = {"versions": {"ecospec": "0.2", "torch": "2.13.0"}, "git_revision": "abc"}
     assert len(comparison(records(), slow, **newer).regressions) == 1  # which is what a comparison is for
+
+
+def test_tolerances_for_elsewhere_are_for_other_rounding_only() -> None:
+    worse, elsewhere = changed(records(), more_experts), tolerances_of(["active-experts=0.03"])
+    for facts, passes in (
+        ({}, False),
+        ({"device_platform": "a newer kernel"}, False),  # which changes times alone
+        ({"device_name": "another"}, True),
+        ({"threads": 8}, True),
+        ({"versions": {"ecospec": "0.1", "torch": "2.12.0"}}, True),
+        ({"versions": {"ecospec": "0.2", "torch": "2.13.0"}}, False),
+    ):
+        runs = [run_of(records())], [run_of(worse, **facts)]
+        found = compare_runs(*runs, EXACTLY, slower=0.1, absolute=False, elsewhere=elsewhere)
+        assert (found.regressions == []) == passes, facts
+        assert any("the tolerances of --elsewhere apply" in note for note in found.notes) == passes
 
 
 def test_methods_and_runs_that_are_missing_fail_and_new_ones_are_listed() -> None:
@@ -322,7 +338,9 @@ def test_what_cannot_be_compared_is_one_line(
     command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     write_run(tmp_path / "base", records(4))
-    write_run(tmp_path / "cut", records(4)[:-1])
+    write_run(tmp_path / "cut", records(4))
+    cut = (tmp_path / "cut" / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "cut" / "prompts.jsonl").write_text("".join(cut[:-5]), encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("{}")
     write_run(tmp_path / "damaged", records(4))

@@ -18,7 +18,7 @@ from killing import DyingOs, Killed
 from tiny_checkpoints import Checkpoints
 
 from ecospec.errors import UserError
-from ecospec.harness import manifest, runner, writing
+from ecospec.harness import manifest, report_writing, runner, writing
 from ecospec.harness.app import Outcome, execute
 from ecospec.harness.config import RunConfig
 from ecospec.harness.records import AR, PromptRecord, read_records
@@ -61,6 +61,7 @@ def test_a_kill_at_any_write_loses_no_more_than_the_prompt_in_flight(
     monkeypatch.setattr(runner, "copy_bandwidth", lambda device: 2.0e10)
     monkeypatch.setattr(runner, "WARM_UP_TOKENS", 1)
     monkeypatch.setattr(manifest, "git_revision", lambda: None)
+    monkeypatch.setattr(report_writing, "report_html", lambda run: "a page\n")  # which takes the longest
     labels = [method.label for method in ready.methods]
 
     def run(folder: Path, *, resume: bool = False) -> Outcome:
