@@ -108,6 +108,16 @@ def test_what_a_suite_says_of_itself_stands_under_the_table() -> None:
     assert "a text workload, not vision" in said
 
 
+def test_what_speaks_against_the_cost_model_stands_under_the_table() -> None:
+    costs = {"warnings": ["R² is 0.4"], "projection": None}
+    assert "the cost model that policies weighed by: R² is 0.4" in notes(summary(records()), {"cost_model": costs})
+    projected = {"warnings": [], "projection": "4.8 TB/s"}
+    said = notes(summary(records()), {**MANIFEST, "cost_model": projected, "batch_size": 4})
+    assert "policies weighed costs by a projection, which was not measured here: 4.8 TB/s" in said
+    assert any("one request at a time" in line for line in said)
+    assert not any("cost model" in line for line in notes(summary(records()), {**MANIFEST, "cost_model": None}))
+
+
 def test_a_phase_that_a_method_does_not_have_has_no_time() -> None:
     found = [
         replace(r, phase_seconds={**r.phase_seconds, "predict": 0.0}) if r.method == "confidence" else r
