@@ -77,19 +77,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
         *_interval_notes(report),
         *_dense_notes(report),
         *_overhead_notes(report),
-        *_cost_model_notes(manifest),
     ]
-
-
-def _cost_model_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """What speaks against the cost model by which policies selected."""
-    costs = manifest.get("cost_model") or {}
-    if costs.get("projection"):
-        yield f"policies weighed costs by a projection, which was not measured here: {costs['projection']}"
-    for warning in costs.get("warnings", ()):
-        yield f"the cost model that policies weighed by: {warning}"
-    if costs and manifest.get("batch_size", 1) > 1:
-        yield "the cost model that policies weighed by was measured with one request at a time"
 
 
 def _prompt_notes(report: Report) -> Iterator[str]:
@@ -113,6 +101,8 @@ def _cost_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"policies that weigh time use the cost model of this target on this device ({what}{fit})"
     for warning in cost.get("warnings", ()):
         yield f"cost model: {warning}"
+    if manifest.get("batch_size", 1) > 1:
+        yield "cost model: it was measured with one request at a time, and these passes are over several"
 
 
 def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -109,12 +109,14 @@ def test_what_a_suite_says_of_itself_stands_under_the_table() -> None:
 
 
 def test_what_speaks_against_the_cost_model_stands_under_the_table() -> None:
-    costs = {"warnings": ["R² is 0.4"], "projection": None}
-    assert "the cost model that policies weighed by: R² is 0.4" in notes(summary(records()), {"cost_model": costs})
+    costs = {"warnings": ["R² is 0.4"], "projection": None, "measured": "today", "r_squared": 0.4}
+    said = notes(summary(records()), {"cost_model": costs})
+    assert "cost model: R² is 0.4" in said
+    assert any("of this target on this device (measured today, R² 0.400)" in line for line in said)
     projected = {"warnings": [], "projection": "4.8 TB/s"}
     said = notes(summary(records()), {**MANIFEST, "cost_model": projected, "batch_size": 4})
-    assert "policies weighed costs by a projection, which was not measured here: 4.8 TB/s" in said
-    assert any("one request at a time" in line for line in said)
+    assert any("(a projection, 4.8 TB/s)" in line for line in said)
+    assert any("measured with one request at a time" in line for line in said)
     assert not any("cost model" in line for line in notes(summary(records()), {**MANIFEST, "cost_model": None}))
 
 
