@@ -101,6 +101,8 @@ def _cost_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     yield f"policies that weigh time use the cost model of this target on this device ({what}{fit})"
     for warning in cost.get("warnings", ()):
         yield f"cost model: {warning}"
+    if manifest.get("batch_size", 1) > 1:
+        yield "cost model: it was measured with one request at a time, and these passes are over several"
 
 
 def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -115,7 +115,7 @@ def experts_plot(saved: SavedCostModel) -> Figure:
         )
     axes.axhline(saved.experts, color="#777777", linewidth=0.6)
     axes.set_ylim(0, saved.experts * 1.04)
-    axes.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.985))
+    axes.legend(fontsize=7.5, frameon=False, loc="lower right")
     return figure
 
 

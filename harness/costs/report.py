@@ -134,7 +134,7 @@ def _warnings(saved: SavedCostModel) -> list[str]:
         return [f"**A projection, not a measurement: {saved.projection}.**", ""]
     if not saved.fit.warnings:
         return []
-    return ["**Do not rely on this model:**", "", *(f"- {warning}" for warning in saved.fit.warnings), ""]
+    return ["**Before relying on this model, know that**", "", *(f"- {warning}" for warning in saved.fit.warnings), ""]
 
 
 def _interval(interval: Any) -> str:

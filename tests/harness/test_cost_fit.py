@@ -50,9 +50,9 @@ def test_planted_numbers_lie_in_the_intervals_as_often_as_these_say() -> None:
 
 
 def test_r_squared_and_the_held_out_error_by_hand() -> None:
-    """T = 1 + pairs + tokens, but for the last, 1 more, and one held out that takes 20 where the model says 10."""
+    """T = 1 + pairs + tokens, but for the last, 1 more, and of two held out one takes 20 where the model says 10."""
     exact = [Timing(n, p, 1.0 + p + n) for n, p in ((1, 2), (2, 2), (2, 4), (3, 3), (3, 6), (4, 8))]
-    fit = fit_cost_model([*exact, Timing(3, 6, 20.0, held_out=True)])
+    fit = fit_cost_model([*exact, Timing(2, 3, 6.0, held_out=True), Timing(3, 6, 20.0, held_out=True)])
     assert fit.held_out_error == pytest.approx(0.5)
     assert any("at a held-out number of experts the model is 50 % off" in warning for warning in fit.warnings)
     last = dataclasses.replace(exact[-1], seconds=14.0)

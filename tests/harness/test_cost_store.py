@@ -181,7 +181,8 @@ def _set(*where: str | int, to: Any) -> Callable[[Any], None]:
         (_set("fit", "pair", "second", to=1.0), "fit.pair.second: Unexpected keyword argument"),
         (_set("draftings", 0, "pairs_by_tokens", to=[9.0, 8.0]), "never read fewer experts"),
         (_set("draftings", 0, "rest", "draft", to=-1.0), "at least 0"),
-        (_set("key", "threads", to="two"), "key.threads"),
+        (_set("key", "threads", to="2"), "key.threads"),
+        (_set("points", 0, "seconds", to="0.0127"), "points.0.seconds: Input should be a valid number"),
         (_set("schema", to=2), "a cost model of schema 2, expected 1"),
     ],
 )

@@ -191,7 +191,9 @@ class Counted:
         self.chosen = choose_drafter(plugins, self.config.drafter)
         self.predictors = create_predictors(plugins, self.config.predictor)
         self.parts = load_parts(self.config, self.chosen.drafter, "cpu", torch.float32)
-        load_speculations(self.config, create_policies(plugins, self.config.policy), self.predictors, self.parts)
+        policies = create_policies(plugins, self.config.policy)
+        estimator = plugins.create_estimator("draft")
+        load_speculations(self.config, policies, self.predictors, estimator, self.parts)
 
     def _counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:

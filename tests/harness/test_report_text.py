@@ -108,6 +108,18 @@ def test_what_a_suite_says_of_itself_stands_under_the_table() -> None:
     assert "a text workload, not vision" in said
 
 
+def test_what_speaks_against_the_cost_model_stands_under_the_table() -> None:
+    costs = {"warnings": ["R² is 0.4"], "projection": None, "measured": "today", "r_squared": 0.4}
+    said = notes(summary(records()), {"cost_model": costs})
+    assert "cost model: R² is 0.4" in said
+    assert any("of this target on this device (measured today, R² 0.400)" in line for line in said)
+    projected = {"warnings": [], "projection": "4.8 TB/s"}
+    said = notes(summary(records()), {**MANIFEST, "cost_model": projected, "batch_size": 4})
+    assert any("(a projection, 4.8 TB/s)" in line for line in said)
+    assert any("measured with one request at a time" in line for line in said)
+    assert not any("cost model" in line for line in notes(summary(records()), {**MANIFEST, "cost_model": None}))
+
+
 def test_a_phase_that_a_method_does_not_have_has_no_time() -> None:
     found = [
         replace(r, phase_seconds={**r.phase_seconds, "predict": 0.0}) if r.method == "confidence" else r
