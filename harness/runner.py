@@ -51,6 +51,7 @@ from ecospec.harness.resuming import options_of
 from ecospec.harness.run_folder import RECORDS, finished_prompts, rewrite_records
 from ecospec.harness.stopping import StopRule
 from ecospec.policies import AcceptanceNeed, spec_of
+from ecospec.predictors.acceptance.folder import prompt_key
 from ecospec.suites import Suite, load_suite
 from ecospec.suites.scoring import Scorer
 
@@ -139,6 +140,9 @@ class Bench:
             self.loaded.tokenizer, target.geometry, self.loaded.name, config.max_new_tokens, self.chat
         )
         self.requests = [self.renderer.first(problem) for problem in self.suite.problems]
+        estimators = {method.estimator for method in speculations.values() if method.estimator is not None}
+        for estimator in estimators:
+            estimator.check_prompts({prompt_key(request.ids): request.id for request in self.requests})
         self.eos = eos_ids(target.model, self.loaded.tokenizer)
 
     def new_rule(self, request: Request, limit: int | None = None) -> StopRule:

@@ -101,7 +101,9 @@ class Recorder:
         self.estimators: dict[str, AskedEstimator] = {}
         for spec in estimators:
             estimator = plugins.create_estimator(spec)
-            self.estimators[spec_of(estimator)] = bound_estimator(estimator, parts, config.temperature)
+            asked = bound_estimator(estimator, parts, config.temperature)
+            asked.check_prompts({prompt_key(request.ids): request.id for request in self.bench.requests})
+            self.estimators[spec_of(estimator)] = asked
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says."""

@@ -6,7 +6,7 @@ for a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -49,6 +49,22 @@ class AskedEstimator:
     def __init__(self, name: str, bound: BoundEstimator) -> None:
         self.name = name
         self._bound = bound
+
+    def check_prompts(self, prompts: Mapping[str, str]) -> None:
+        """Refuse to judge an estimator by what it was fitted to.
+
+        Args:
+            prompts: ids of the prompts to be measured, by their keys.
+
+        Raises:
+            EstimatorError: it was fitted to one of them.
+        """
+        seen = [prompts[key] for key in prompts if key in self._bound.fitted_on]
+        if seen:
+            raise EstimatorError(
+                f"acceptance estimator {self.name!r} was fitted to {len(seen)} of these {len(prompts)} prompts, "
+                f"such as {seen[0]}; expected other prompts, or --acceptance draft"
+            )
 
     def estimate(self, tree: DraftTree, drafter_states: Callable[[DraftTree], NodeStates]) -> FloatArray:
         """float64 [N], each node's estimate.

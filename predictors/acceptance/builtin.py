@@ -59,7 +59,7 @@ class Isotonic(AcceptanceEstimator):
         from ecospec.predictors.acceptance.isotonic import KIND, BoundIsotonic, from_json
 
         fitted = open_folder(_folder(self, self.path, target), target)
-        return BoundIsotonic(from_json(fitted.section(KIND, temperature), str(fitted.folder)))
+        return BoundIsotonic(from_json(fitted.section(KIND, temperature), str(fitted.folder)), fitted.fitted_on)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Learned(AcceptanceEstimator):
                 "not; expected isotonic"
             )
         fitted = open_folder(_folder(self, self.path, target), target)
-        return BoundLearned(read_weights(fitted, temperature, target.drafter.hidden_size))
+        return BoundLearned(read_weights(fitted, temperature, target.drafter.hidden_size), fitted.fitted_on)
 
 
 @hookimpl

@@ -34,7 +34,13 @@ class AcceptanceRequest:
 
 
 class BoundEstimator(ABC):
-    """An estimator with what it was fitted to loaded for one target, drafter and temperature."""
+    """An estimator with what it was fitted to loaded for one target, drafter and temperature.
+
+    Attributes:
+        fitted_on: keys of the prompts that it was fitted to, see `prompt_key`; a run that has one of them is refused.
+    """
+
+    fitted_on: frozenset[str] = frozenset()
 
     @abstractmethod
     def estimate(self, request: AcceptanceRequest) -> FloatArray:

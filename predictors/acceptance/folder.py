@@ -27,6 +27,12 @@ class FittedFolder:
     folder: Path
     facts: dict[str, Any]
 
+    @property
+    def fitted_on(self) -> frozenset[str]:
+        """Keys of the prompts that it was fitted to."""
+        found = self.facts.get("fitted_on")
+        return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+
     def section(self, kind: str, temperature: float) -> dict[str, Any]:
         """What was fitted for an estimator at a temperature.
 

@@ -109,7 +109,8 @@ def fit_curves(
 class BoundIsotonic(BoundEstimator):
     """The curves of one temperature."""
 
-    def __init__(self, curves: Mapping[str, Curve]) -> None:
+    def __init__(self, curves: Mapping[str, Curve], fitted_on: frozenset[str] = frozenset()) -> None:
+        self.fitted_on = fitted_on
         self._curves = curves
         self._all = curves[ALL]
 

@@ -98,7 +98,8 @@ def conditional(weights: Weights, features: Floats, states: Floats, rows: npt.ND
 class BoundLearned(BoundEstimator):
     """The weights of one temperature."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, fitted_on: frozenset[str] = frozenset()) -> None:
+        self.fitted_on = fitted_on
         self._weights = weights
 
     def estimate(self, request: AcceptanceRequest) -> FloatArray:
