@@ -14,6 +14,7 @@ from typing import Any
 from ecospec.errors import UserError
 from ecospec.harness.card import card
 from ecospec.harness.config import RunConfig
+from ecospec.predictors.acceptance import folder as acceptance_folder
 
 TARGET_FILES = (
     "config.json",
@@ -23,6 +24,7 @@ TARGET_FILES = (
     "tokenizer_config.json",
 )
 HEAD_FILES = ("config.json", "model.safetensors")
+ACCEPTANCE_FILES = (acceptance_folder.FACTS, acceptance_folder.WEIGHTS, acceptance_folder.CARD)
 RECORD, FACTS, CARD, TABLE = "training.json", "bundle.json", "CARD.md", "token-frequency"
 PROBLEMS, ANSWER_TOKENS, TREES = 4, 48, 8
 """What accuracies are measured on: so many problems of each suite, so many tokens of each answer, so many decoded."""
@@ -31,7 +33,14 @@ TOLERANCE = 0.01
 
 
 def write_bundle(
-    target: Path, drafter: Path, predictors: Sequence[Path], output: Path, *, widen: int, report: Path | None
+    target: Path,
+    drafter: Path,
+    predictors: Sequence[Path],
+    output: Path,
+    *,
+    widen: int,
+    report: Path | None,
+    acceptance: Path | None = None,
 ) -> None:
     """Copy the parts to ``output``, measure the predictors there, and write ``bundle.json`` and ``CARD.md``.
 
@@ -39,6 +48,7 @@ def write_bundle(
         predictors: trainings of different kinds; the token-frequency table is that of the first.
         widen: the factor by which the target's experts are to be widened at load.
         report: ``report.json`` of a run with these parts, for the card's acceptance lengths.
+        acceptance: folder of estimators that were fitted to this target and drafter.
 
     Raises:
         UserError: a part lacks a file, or two predictors are of one kind.
@@ -54,6 +64,8 @@ def write_bundle(
     parts = [*kinds.items(), (predictors[0], TABLE)]
     for folder, kind in parts:
         plan += [(folder / kind / name, output / "predictor" / kind / name) for name in HEAD_FILES]
+    if acceptance is not None:
+        plan += [(acceptance / name, output / "predictor" / "acceptance" / name) for name in ACCEPTANCE_FILES]
     missing = [source for source, _ in plan if not source.is_file()]
     missing += [part / RECORD for part in (target, drafter) if not (part / RECORD).is_file()]
     if missing:
@@ -69,6 +81,7 @@ def write_bundle(
             "drafter": _read(drafter / RECORD),
             **{f"predictor {kind}": _read(folder / RECORD) for folder, kind in kinds.items()},
         },
+        "acceptance": None if acceptance is None else judged(acceptance),
         "measured": seen,
         "accuracy": None,
     }
@@ -85,6 +98,26 @@ def write_bundle(
     facts["accuracy"] = measured_accuracy(output, [*kinds.values(), TABLE])
     (output / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (output / CARD).write_text(card(facts), encoding="utf-8")
+
+
+def judged(folder: Path) -> dict[str, Any]:
+    """Scores of fitted estimators on the prompts that were held out, by temperature and estimator.
+
+    Raises:
+        UserError: it is no folder of fitted estimators.
+    """
+    facts = _read(folder / acceptance_folder.FACTS)
+    try:
+        return {
+            temperature: {
+                name: {score: each[score] for score in ("brier", "log_loss", "calibration_error")}
+                for name, each in found.items()
+                if isinstance(each, Mapping)
+            }
+            for temperature, found in facts["judged"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / acceptance_folder.FACTS}: not what was fitted (it lacks {error})") from error
 
 
 def measured_accuracy(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:

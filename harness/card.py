@@ -61,6 +61,19 @@ def card(facts: Mapping[str, Any]) -> str:
         lines.append("")
     if facts["accuracy"]:
         lines += ["## Accuracy of the predictors", "", *_accuracy_lines(facts["accuracy"]), ""]
+    if facts.get("acceptance"):
+        rows = [
+            [temperature, name, *(f"{score:.4f}" for score in scores.values())]
+            for temperature, found in facts["acceptance"].items()
+            for name, scores in found.items()
+        ]
+        lines += [
+            *("## Acceptance estimators", ""),
+            "On prompts that they were not fitted to; reliability curves are in `predictor/acceptance/CARD.md`:",
+            "",
+            markdown_table(["T", "estimator", "Brier score", "log loss", "calibration error"], rows),
+            "",
+        ]
     if facts["measured"]:
         lines += ["## Measured", "", "| method | α | E |", "|---|---|---|"]
         lines += [

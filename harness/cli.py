@@ -300,15 +300,22 @@ def _train(kind: str, options: dict[str, Any]) -> None:
 @option("--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @option("--widen", type=int, required=True, help="Widening factor to load the target with.")
 @option("--report", type=click.Path(path_type=Path), help="report.json of a run with them, for the card.")
+@option("--acceptance", type=click.Path(path_type=Path), help="Folder of acceptance estimators fitted for them.")
 def bundle(
-    target: Path, drafter: Path, predictors: tuple[Path, ...], output: Path, widen: int, report: Path | None
+    target: Path,
+    drafter: Path,
+    predictors: tuple[Path, ...],
+    output: Path,
+    widen: int,
+    report: Path | None,
+    acceptance: Path | None,
 ) -> None:
     """Pack a trained target, drafter and predictors into one folder with its card."""
     from ecospec.harness.app import quieten
     from ecospec.harness.bundle import write_bundle
 
     quieten()
-    write_bundle(target, drafter, predictors, output, widen=widen, report=report)
+    write_bundle(target, drafter, predictors, output, widen=widen, report=report, acceptance=acceptance)
 
 
 @cli.command()
