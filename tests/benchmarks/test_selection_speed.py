@@ -19,13 +19,16 @@ import numpy as np
 import pytest
 
 from ecospec.policies import (
+    Adaptive,
     Confidence,
+    CostModel,
     DraftTree,
     ExpertSets,
     GlobalCost,
     MarginalCost,
     Policy,
     SelectionRequest,
+    Throughput,
     run_policy,
 )
 
@@ -36,6 +39,9 @@ BURSTS, ROUNDS, PAUSE_SECONDS = 8, 200, 0.2
 # nodes, budget γ, bound on the median in seconds
 PAPER = (11, 4, 100e-6)
 LARGE = (64, 32, 2e-3)
+LARGE_IN_TIME = (64, 32, 500e-6)
+WORTH_IT = CostModel(1.0, 1e-9, 1e-9, pairs_by_tokens=tuple(700.0 * n for n in range(1, 65)))
+"""A step takes its time whatever it verifies, so that every node up to γ is worth adding: the longest search."""
 
 
 def parts(nodes: int) -> tuple[np.ndarray, np.ndarray, ExpertSets]:
@@ -48,8 +54,20 @@ def parts(nodes: int) -> tuple[np.ndarray, np.ndarray, ExpertSets]:
     return parents, probs, ExpertSets.from_topk(indices, EXPERTS)
 
 
-@pytest.mark.parametrize(("nodes", "budget", "bound_seconds"), [PAPER, LARGE], ids=["11-nodes", "64-nodes"])
-@pytest.mark.parametrize("policy", [MarginalCost(), GlobalCost(), Confidence()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    ("policy", "nodes", "budget", "bound_seconds"),
+    [
+        pytest.param(policy, *size, id=f"{policy.name}-{size[0]}-nodes")
+        for policy, sizes in (
+            (MarginalCost(), (PAPER, LARGE)),
+            (GlobalCost(), (PAPER, LARGE)),
+            (Confidence(), (PAPER, LARGE)),
+            (Adaptive(), (PAPER, LARGE_IN_TIME)),
+            (Throughput(), (PAPER, LARGE_IN_TIME)),
+        )
+        for size in sizes
+    ],
+)
 def test_a_selection_is_fast(benchmark: Any, policy: Policy, nodes: int, budget: int, bound_seconds: float) -> None:
     parents, probs, experts = parts(nodes)
     calls = itertools.count()
@@ -59,7 +77,7 @@ def test_a_selection_is_fast(benchmark: Any, policy: Policy, nodes: int, budget:
             time.sleep(PAUSE_SECONDS)
         # A new tree each time: one that was used before has its derived fields at hand.
         tree = DraftTree(np.arange(nodes), parents, probs)
-        return (SelectionRequest(tree, budget, experts),), {}
+        return (SelectionRequest(tree, budget, experts, cost_model=WORTH_IT),), {}
 
     selection = benchmark.pedantic(policy.select, setup=fresh_request, rounds=BURSTS * ROUNDS, warmup_rounds=20)
 
