@@ -10,29 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
 from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.drafters.heads import BoundEagle3
 from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.informing import acceptance_of, expert_sets_of, start_predictor
 from ecospec.harness.steps import accept, active_pairs, check_numbers, depths_of, overlap_of, select_rows
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession
 from ecospec.harness.target_batch import TargetBatch
-from ecospec.harness.timing import Stopwatch, stopwatch_for, wait_for
+from ecospec.harness.timing import stopwatch_for, wait_for
 from ecospec.policies import AcceptanceNeed, CostModel, DraftTree, ExpertNeed, ExpertSets, Policy
-from ecospec.policies.arrays import FloatArray
 from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.asking import AskedBatch
-from ecospec.predictors.contract import BoundPredictor, PredictionRequest, Routing
+from ecospec.predictors.contract import BoundPredictor
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def decode_speculative_batch(
         features.append(prefill.features)
     vocab = target.geometry.vocab_size
     drafter = AskedDrafts(method.drafter_name, bound, capacities, vocab=vocab, nodes=method.tree_size)
-    predictor = _start_predictor(method, streams, capacities, session, drafter)
+    predictor = start_predictor(method, streams, capacities, session, drafter)
     for i, stream in enumerate(streams):
         if stream.rule.remaining > 0:
             drafter.start(i, [*stream.prompt, stream.rule.tokens[-1]], features[i])
@@ -252,10 +250,10 @@ def decode_speculative_batch(
         depths = [min(method.draft_steps, rule.remaining - 1) for rule in rules]
         trees = drafter.draft([rule.tokens[-1] for rule in rules], depths, method.draft_topk)
         watch.mark("draft")
-        experts = _expert_sets(method, trees, session, predictor, watch)
+        experts = expert_sets_of(method, trees, session, predictor, watch)
         if method.policy.needs is not ExpertNeed.NONE:
             watch.mark("predict")
-        acceptance = _acceptance(method, trees, session, drafter, [streams[i] for i in going], watch)
+        acceptance = acceptance_of(method, trees, session, drafter, [streams[i] for i in going], watch)
         selected = select_rows(
             method.policy, trees, experts, method.budget, cost_model=method.cost_model, acceptance=acceptance
         )
@@ -335,91 +333,3 @@ def _leave(
             for memory in memories:
                 if memory is not None:
                     memory.leave(row)
-
-
-def true_routing(session: TargetSession, tree: DraftTree) -> Routing:
-    """The target's routing of a whole tree [L, N, K], by an extra pass of which nothing is kept."""
-    routing = session.verify(tree, np.arange(tree.size)).routing
-    result: Routing = routing.cpu().numpy()
-    return result
-
-
-def true_acceptance(session: TargetSession, tree: DraftTree, chooser: TokenChooser, position: int) -> FloatArray:
-    """float64 [N], 1 for the nodes that the target will accept and 0 for the others, by an extra pass.
-
-    Args:
-        position: output position that follows the root.
-    """
-    nodes = np.arange(tree.size)
-    rows, _ = accept(tree, nodes, session.verify(tree, nodes).logits, chooser, position)
-    accepted = np.zeros(tree.size)
-    accepted[rows] = 1.0
-    return accepted
-
-
-def _acceptance(
-    method: Speculation,
-    trees: Sequence[DraftTree],
-    session: TargetBatch,
-    drafter: AskedDrafts,
-    streams: Sequence[Stream],
-    watch: Stopwatch,
-) -> list[FloatArray] | None:
-    """The estimates the policy asks for; what will truly be accepted is found out outside every timing."""
-    if method.policy.acceptance is AcceptanceNeed.TRUE:
-        with watch.excluded():
-            return [
-                true_acceptance(each, tree, stream.chooser, len(stream.rule.tokens))
-                for each, tree, stream in zip(session.sessions, trees, streams, strict=True)
-            ]
-    if method.policy.acceptance is AcceptanceNeed.DRAFT or method.estimator is None:
-        return None
-    found = [method.estimator.estimate(tree, drafter.node_states(row)) for row, tree in enumerate(trees)]
-    watch.mark("estimate")
-    return found
-
-
-def _start_predictor(
-    method: Speculation,
-    streams: Sequence[Stream],
-    capacities: Sequence[int],
-    session: TargetBatch,
-    drafter: AskedDrafts,
-) -> AskedBatch | None:
-    if method.policy.needs is not ExpertNeed.PREDICTED:
-        return None
-    if method.predictor is None:
-        raise UserError(f"policy {method.policy.name!r} needs predicted expert sets, but no predictor is loaded")
-    geometry = session.target.geometry
-    return AskedBatch(
-        method.predictor_name,
-        method.predictor,
-        (geometry.moe_layers, geometry.experts, geometry.top_k),
-        [
-            PredictionRequest(stream.prompt, capacity, partial(true_routing, each), drafter.node_states(index))
-            for index, (stream, capacity, each) in enumerate(zip(streams, capacities, session.sessions, strict=True))
-        ],
-        oracle=method.predictor_is_oracle,
-    )
-
-
-def _expert_sets(
-    method: Speculation,
-    trees: Sequence[DraftTree],
-    session: TargetBatch,
-    predictor: AskedBatch | None,
-    watch: Stopwatch,
-) -> list[ExpertSets] | None:
-    """The expert sets the policy asks for; true routing is obtained outside every timing."""
-    experts = session.target.geometry.experts
-    if method.policy.needs is ExpertNeed.NONE:
-        return None
-    if method.policy.needs is ExpertNeed.ORACLE:
-        with watch.excluded():
-            routings = [true_routing(each, tree) for each, tree in zip(session.sessions, trees, strict=True)]
-            return [ExpertSets.from_topk(routing, experts) for routing in routings]
-    assert predictor is not None
-    if method.predictor_is_oracle:
-        with watch.excluded():
-            return predictor.predict(trees)
-    return predictor.predict(trees)

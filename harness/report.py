@@ -11,11 +11,21 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from ecospec.harness.records import AR, PHASES, VERDICTS, PromptRecord
-from ecospec.harness.stats import Ratio, paired_ratio
+from ecospec.harness.speedups import (
+    Spread,
+    decode_seconds,
+    decode_tokens,
+    speedup_of,
+    spread_of,
+    verify_seconds,
+    whole_seconds,
+    whole_tokens,
+)
+from ecospec.harness.stats import Ratio
 
 YARDSTICKS = ("optimal", "clairvoyant")
 """Policies that nothing can do better than, in a sense of their own; the others are measured by them."""
@@ -54,16 +64,6 @@ class Lossless:
     violated: int
     ties: int
     largest_gap: float
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Decode-only speed-up of single prompts: how far they lie apart, whatever their weight."""
-
-    median: float
-    low: float
-    high: float
-    prompts: int
 
 
 @dataclass(frozen=True)
@@ -269,27 +269,27 @@ def _row(
     steps = sum(r.steps for r in records)
     whole_steps = sum(r.whole_steps for r in records)
     pairs_per_step = _divide(sum(r.expert_pairs for r in records), whole_steps)
-    verify_seconds = _divide(_phase(records, "verify"), whole_steps)
+    pass_seconds = _divide(_phase(records, "verify"), whole_steps)
     ar_seconds = _divide(_phase(ar, "verify"), sum(r.whole_steps for r in ar))
     phase_ms = {name: _scaled(_divide(_phase(records, name) or None, whole_steps), 1e3) for name in PHASES}
     outside = _divide(_phase(records, "verify"), sum(_phase(records, name) for name in PHASES))
     routed_bytes = _scaled(pairs_per_step, expert_bytes)
     all_bytes = None if routed_bytes is None else routed_bytes + always_read_bytes
-    bytes_per_second = _divide(all_bytes, verify_seconds)
+    bytes_per_second = _divide(all_bytes, pass_seconds)
     if method.true_routing:
         phase_ms["predict"] = None
     return MethodRow(
         label=method.label,
         true_routing=method.true_routing,
         steps=steps,
-        speedup=_speedup(ar, records, _whole_seconds, _whole_tokens) if honest else None,
-        decode_speedup=_speedup(ar, records, _decode_seconds, _decode_tokens) if honest else None,
+        speedup=speedup_of(ar, records, whole_seconds, whole_tokens) if honest else None,
+        decode_speedup=speedup_of(ar, records, decode_seconds, decode_tokens) if honest else None,
         over_baseline=(
-            _speedup(baseline, records, _decode_seconds, _decode_tokens) if honest and baseline is not None else None
+            speedup_of(baseline, records, decode_seconds, decode_tokens) if honest and baseline is not None else None
         ),
-        decode_spread=_spread(ar, records) if honest else None,
-        tokens_per_second=_rate(records, _whole_tokens, _whole_seconds) if honest else None,
-        decode_tokens_per_second=_rate(records, _decode_tokens, _decode_seconds) if honest else None,
+        decode_spread=spread_of(ar, records) if honest else None,
+        tokens_per_second=_rate(records, whole_tokens, whole_seconds) if honest else None,
+        decode_tokens_per_second=_rate(records, decode_tokens, decode_seconds) if honest else None,
         acceptance_length=_divide(sum(r.emitted for r in records), steps),
         acceptance_length_prompt_mean=_mean(_divide(r.emitted, r.steps) for r in records),
         active_experts=_divide(pairs_per_step, moe_layers),
@@ -298,8 +298,8 @@ def _row(
         rows_per_step=_divide(steps, whole_steps),
         phase_ms=phase_ms,
         outside_target=1 - outside if honest and outside is not None else None,
-        rho=_divide(ar_seconds, verify_seconds),
-        verification_speedup=_speedup(ar, records, _verify_seconds, _decode_tokens),
+        rho=_divide(ar_seconds, pass_seconds),
+        verification_speedup=speedup_of(ar, records, verify_seconds, decode_tokens),
         headroom={},
         expert_bytes_per_step=routed_bytes,
         bytes_per_step=all_bytes,
@@ -312,64 +312,6 @@ def _row(
         score_differs=sum(a.score != b.score for a, b in zip(ar, records, strict=True)) if ar else 0,
         lossless=lossless,
     )
-
-
-def _whole_seconds(record: PromptRecord) -> float:
-    return record.prefill_seconds + record.decode_seconds
-
-
-def _whole_tokens(record: PromptRecord) -> int:
-    return len(record.tokens)
-
-
-def _decode_seconds(record: PromptRecord) -> float:
-    # Without a step it is the time between two looks at the clock.
-    return record.decode_seconds if record.steps else 0.0
-
-
-def _verify_seconds(record: PromptRecord) -> float:
-    return record.phase_seconds.get("verify", 0.0) if record.steps else 0.0
-
-
-def _decode_tokens(record: PromptRecord) -> int:
-    return max(0, len(record.tokens) - 1)
-
-
-def _speedup(
-    slow: Sequence[PromptRecord],
-    fast: Sequence[PromptRecord],
-    seconds: Callable[[PromptRecord], float],
-    tokens: Callable[[PromptRecord], int],
-) -> Ratio:
-    """(Σ slow seconds / Σ slow tokens) / (Σ fast seconds / Σ fast tokens), over prompts that have both.
-
-    Prompts that were decoded together share their steps, so they are one unit of the bootstrap.
-    """
-    units: dict[str, list[float]] = {}
-    for a, b in _timed_pairs(slow, fast, seconds, tokens):
-        sums = units.setdefault(b.batch or b.prompt_id, [0.0] * 4)
-        for i, value in enumerate((seconds(a), seconds(b), tokens(a), tokens(b))):
-            sums[i] += value
-    over, under, over_per, under_per = zip(*units.values(), strict=True) if units else ((), (), (), ())
-    return paired_ratio(over, under, numerator_per=over_per, denominator_per=under_per)
-
-
-def _timed_pairs(
-    slow: Sequence[PromptRecord],
-    fast: Sequence[PromptRecord],
-    seconds: Callable[[PromptRecord], float],
-    tokens: Callable[[PromptRecord], int],
-) -> list[tuple[PromptRecord, PromptRecord]]:
-    pairs = zip(slow, fast, strict=True) if slow else ()
-    return [pair for pair in pairs if all(seconds(record) > 0 and tokens(record) > 0 for record in pair)]
-
-
-def _spread(ar: Sequence[PromptRecord], records: Sequence[PromptRecord]) -> Spread | None:
-    pairs = _timed_pairs(ar, records, _decode_seconds, _decode_tokens)
-    if not pairs:
-        return None
-    ratios = [(a.decode_seconds / _decode_tokens(a)) / (b.decode_seconds / _decode_tokens(b)) for a, b in pairs]
-    return Spread(median(ratios), min(ratios), max(ratios), len(ratios))
 
 
 def _lossless(records: Iterable[PromptRecord]) -> Lossless:

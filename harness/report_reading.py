@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ecospec.harness.report import SCHEMA, Lossless, MethodRow, Report, Spread
+from ecospec.harness.report import SCHEMA, Lossless, MethodRow, Report
+from ecospec.harness.speedups import Spread
 from ecospec.harness.stats import Interval, Ratio
 
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from ecospec.errors import UserError
 from ecospec.harness.accuracy import plain_table
 from ecospec.harness.choosing import Sampling, TokenChooser
-from ecospec.harness.decoding import Speculation, Stream, decode_speculative_batch, true_routing
+from ecospec.harness.decoding import Speculation, Stream, decode_speculative_batch
 from ecospec.harness.drafting import DrafterSession, DraftHead
+from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import LoadedTarget
 from ecospec.harness.stopping import StopRule
 from ecospec.harness.target import Target, TargetSession

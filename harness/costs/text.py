@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ecospec.harness.decoding import true_routing
+from ecospec.harness.informing import true_routing
 from ecospec.harness.target import TargetSession
 from ecospec.policies import DraftTree, ExpertSets
 from ecospec.policies.experts import count_pairs

@@ -13,8 +13,9 @@ import numpy as np
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
 from ecospec.harness.config import RunConfig
-from ecospec.harness.decoding import decode_ar, true_routing
+from ecospec.harness.decoding import decode_ar
 from ecospec.harness.drafters.asking import AskedDrafts, note_positions
+from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
 from ecospec.harness.preparing import bound_estimator, bound_predictor, view_of
 from ecospec.harness.recording.folder import RecordingWriter

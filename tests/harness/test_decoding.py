@@ -27,8 +27,8 @@ from tiny_models import (
     tiny_target,
 )
 
-import ecospec.harness.decoding as decoding
 import ecospec.harness.drafting as drafting
+import ecospec.harness.informing as informing
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.decoding import Generation, Speculation, decode_ar
@@ -399,14 +399,14 @@ def test_only_what_looks_ahead_is_said_to_see_the_true_routing() -> None:
 @pytest.mark.parametrize("as_predictor", [False, True])
 def test_the_oracles_extra_pass_is_in_no_timing(as_predictor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pause, asked = 0.05, []
-    original = decoding.true_routing
+    original = informing.true_routing
 
     def slow(*args: Any) -> Any:
         asked.append(1)
         time.sleep(pause)
         return original(*args)
 
-    monkeypatch.setattr(decoding, "true_routing", slow)
+    monkeypatch.setattr(informing, "true_routing", slow)
     method = method_of(Oracle())
     if as_predictor:
         method = method_of(MarginalCost(), predictor=BoundOracle(), predictor_is_oracle=True)

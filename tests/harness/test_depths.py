@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ecospec.harness.choosing import Sampling, TokenChooser
-from ecospec.harness.runner import by_depth
+from ecospec.harness.outcomes import by_depth
 from ecospec.harness.steps import accept, depths_of
 from ecospec.policies import DraftTree
 

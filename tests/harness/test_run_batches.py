@@ -17,11 +17,11 @@ from ecospec.errors import UserError
 from ecospec.harness import runner, several
 from ecospec.harness.config import RunConfig
 from ecospec.harness.decoding import Generation, StepRecord
+from ecospec.harness.outcomes import record_of
 from ecospec.harness.records import AR, PromptRecord, read_records
 from ecospec.harness.report import summarise
 from ecospec.harness.report_notes import headline, notes
 from ecospec.harness.report_text import table_lines
-from ecospec.harness.runner import record_of
 from ecospec.harness.target_batch import BatchPass, TargetBatch
 
 

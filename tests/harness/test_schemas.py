@@ -13,8 +13,9 @@ from report_records import METHODS, record, records, summary
 from schema_checks import check, errors, validator
 
 from ecospec.harness.records import AR, PromptRecord
-from ecospec.harness.report import Lossless, MethodInfo, MethodRow, Report, Spread, report_json
+from ecospec.harness.report import Lossless, MethodInfo, MethodRow, Report, report_json
 from ecospec.harness.schemas import SCHEMAS, schema_path
+from ecospec.harness.speedups import Spread
 from ecospec.harness.stats import Interval, Ratio
 from ecospec.harness.summary import summary_json
 

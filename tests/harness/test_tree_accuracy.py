@@ -12,8 +12,9 @@ from tiny_models import random_selection, random_tree
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import Sampling, TokenChooser
-from ecospec.harness.decoding import Speculation, Stream, decode_ar, decode_speculative_batch, true_routing
+from ecospec.harness.decoding import Speculation, Stream, decode_ar, decode_speculative_batch
 from ecospec.harness.eagle3 import Eagle3Head
+from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import LoadedTarget, load_target, target_view
 from ecospec.harness.preparing import load_head
 from ecospec.harness.stopping import StopRule

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import asked, random_tokens, random_tree, tiny_target
 
 from ecospec.errors import UserError
-from ecospec.harness.decoding import true_routing
+from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import target_view
 from ecospec.harness.plugins import load_plugins
 from ecospec.predictors.builtin import NoisyOracle

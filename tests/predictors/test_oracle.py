@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tiny_models import asked, random_tokens, random_tree, tiny_target
 
-from ecospec.harness.decoding import true_routing
+from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import target_view
 from ecospec.predictors.builtin import Oracle
 
