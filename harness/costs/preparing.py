@@ -48,6 +48,8 @@ CONTEXT = 200
 """Tokens in the sweep's KV memory: a prompt of the suites."""
 ROUNDS_IN_A_RUN, LEVELS_IN_A_RUN, TOKENS_IN_A_RUN = 10, 5, (1, 2, 4, 8)
 """A run that has to profile first does so in less time, over fewer cells."""
+SECONDS_IN_A_RUN = 60.0
+"""After which it begins no further round."""
 
 
 def cost_model_for(
@@ -97,7 +99,7 @@ def _cost_model_for(
         geometry = loaded.target.geometry
         context = max(1, min(CONTEXT, geometry.context - most))
         cells = sweep_cells((*TOKENS_IN_A_RUN, most), geometry.experts, geometry.top_k, LEVELS_IN_A_RUN)
-        plan = Plan(cells, ROUNDS_IN_A_RUN, context)
+        plan = Plan(cells, ROUNDS_IN_A_RUN, context, most_seconds=SECONDS_IN_A_RUN)
         texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("profiling", steps_of(plan, subject)) as note:
             saved = profile(subject, plan, texts, note)

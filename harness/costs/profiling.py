@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +22,7 @@ from ecospec.harness.costs.forcing import Cell
 from ecospec.harness.costs.measuring import WARM_UP_ROUNDS, Note, Sweep, TextPass, TextRuns, typical
 from ecospec.harness.costs.saved import CostKey, Drafting, Fit, Point, SavedCostModel, StepRest
 from ecospec.harness.decoding import Speculation
-from ecospec.harness.distributed import summed
+from ecospec.harness.distributed import from_rank_0, summed
 from ecospec.harness.drafters.contract import BoundDrafter
 from ecospec.harness.loading import LoadedTarget, check_experts
 from ecospec.harness.manifest import checkpoint_hash, device_facts
@@ -33,6 +35,8 @@ from ecospec.suites import Problem
 
 TREE_REQUESTS = 6
 """Requests whose draft trees are looked at."""
+LEAST_ROUNDS = 4
+"""For the quartiles of a cell's passes."""
 DRIFT_MOST = 0.20
 """How much the copy bandwidth may change from the beginning to the end."""
 SPREAD_MOST = 0.25
@@ -101,12 +105,14 @@ class Plan:
         cells: of the sweep.
         rounds: how often each of them and each decode is measured.
         context: tokens in the sweep's KV memory.
+        most_seconds: after which no further round begins, once there are `LEAST_ROUNDS`.
     """
 
     cells: Sequence[Cell]
     rounds: int
     context: int
     seed: int = 0
+    most_seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,10 @@ def profile(subject: Subject, plan: Plan, texts: Texts, note: Note = lambda: Non
     for _ in range(WARM_UP_ROUNDS):
         sweep.round(note, counts=False)
     runs.warm_up()
+    began = time.perf_counter()
     for number in range(plan.rounds):
+        if number >= LEAST_ROUNDS and from_rank_0(lambda: time.perf_counter() - began > plan.most_seconds):
+            break
         sweep.round(note)
         runs.round(number, note)
     after = copy_bandwidth(subject.device)

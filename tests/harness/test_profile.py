@@ -252,6 +252,15 @@ def test_larger_passes_than_were_measured_are_measured(
     assert run.measured == ["profile"]
 
 
+def test_on_a_slow_machine_a_run_begins_no_further_rounds(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Counted(checkpoints, monkeypatch)
+    monkeypatch.setattr(preparing, "ROUNDS_IN_A_RUN", 7)
+    monkeypatch.setattr(preparing, "SECONDS_IN_A_RUN", 0.0)
+    assert {point.passes for point in run.model().points} == {profiling.LEAST_ROUNDS}
+
+
 def test_a_sweep_times_only_the_pass(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass is verified once, with a tree of the cell's size, behind the whole prompt."""
     run = Counted(checkpoints, monkeypatch)
