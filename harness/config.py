@@ -44,7 +44,7 @@ class RunConfig:
     policy: tuple[str, ...]
     baseline: str = "confidence"
     predictor: tuple[str, ...] = ("feature",)
-    acceptance: str = "isotonic"
+    acceptance: str = "learned"
     cost_model: Path | None = None
     target: str | None = None
     target_revision: str | None = None

@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 @option(
     "--acceptance",
     multiple=True,
-    default=("isotonic",),
+    default=("learned",),
     help="Acceptance estimator whose estimates are recorded as well; repeat it for several; draft for none.",
 )
 @option("--states", is_flag=True, help="Keep the drafter's hidden states, to fit the learned estimator to.")

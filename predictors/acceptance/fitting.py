@@ -1,4 +1,7 @@
-"""Fitting the learned estimator: logistic regression with one hidden layer, on nodes whose parent was accepted."""
+"""Fitting the learned estimator: logistic regression with one hidden layer, on nodes whose parent was accepted.
+
+It starts as the draft's own log odds: the hidden layer adds nothing yet.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ecospec.predictors.acceptance.learned import INPUTS, Floats, Weights, normed
+from ecospec.predictors.acceptance.learned import INPUTS, LOG_ODDS, Floats, Weights, normed
 
 RANK = 32
 BATCH, EPOCHS, PATIENCE = 2048, 60, 6
-LEARNING_RATE, STATE_DECAY = 3e-3, 0.1
+LEARNING_RATE, STATE_DECAY = 1e-3, 0.3
 """The states have hundreds of values, the other inputs sixteen: only the former's weights are held small."""
 
 
@@ -39,12 +42,16 @@ class _Model(nn.Module):
         super().__init__()
         self.inputs = nn.Linear(INPUTS, RANK)
         self.state = nn.Linear(hidden, RANK, bias=False)
+        self.direct = nn.Linear(INPUTS, 1, bias=False)
         self.out = nn.Linear(RANK, 1)
+        nn.init.zeros_(self.direct.weight)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
         nn.init.normal_(self.state.weight, std=0.1 * hidden**-0.5)
 
     def forward(self, features: Tensor, states: Tensor) -> Tensor:
-        logits: Tensor = self.out(F.silu(self.inputs(features) + self.state(states)))[:, 0]
-        return logits
+        logits: Tensor = self.direct(features) + self.out(F.silu(self.inputs(features) + self.state(states)))
+        return logits[:, 0]
 
 
 def fit_weights(examples: Examples, judged_by: Examples, *, seed: int = 0) -> tuple[Weights, int]:
@@ -73,11 +80,14 @@ def fit_weights(examples: Examples, judged_by: Examples, *, seed: int = 0) -> tu
     features, states, rows, wanted = prepared(examples)
     test_features, test_states, test_rows, test_wanted = prepared(judged_by)
     model = _Model(states.shape[1])
+    with torch.no_grad():
+        model.direct.weight[0, LOG_ODDS] = float(scales[LOG_ODDS])
+        model.out.bias[0] = float(means[LOG_ODDS])
     groups = [
-        {"params": [*model.inputs.parameters(), *model.out.parameters()], "weight_decay": 0.0},
+        {"params": [*model.inputs.parameters(), *model.direct.parameters(), *model.out.parameters()]},
         {"params": list(model.state.parameters()), "weight_decay": STATE_DECAY},
     ]
-    optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE)
+    optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.0)
     best, best_loss, best_epoch = copy.deepcopy(model.state_dict()), float("inf"), 0
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(1, EPOCHS + 1):
@@ -98,13 +108,15 @@ def fit_weights(examples: Examples, judged_by: Examples, *, seed: int = 0) -> tu
     model.load_state_dict(best)
     # The features' means and scales become part of the weights.
     inputs = model.inputs.weight.detach().numpy().T / scales[:, None]
+    direct = model.direct.weight.detach().numpy()[0] / scales
     return (
         Weights(
             inputs=inputs.astype(np.float32),
             state=model.state.weight.detach().numpy().T.astype(np.float32),
             hidden_bias=(model.inputs.bias.detach().numpy() - means @ inputs).astype(np.float32),
+            direct=direct.astype(np.float32),
             out=model.out.weight.detach().numpy()[0].astype(np.float32),
-            out_bias=model.out.bias.detach().numpy().astype(np.float32),
+            out_bias=(model.out.bias.detach().numpy() - means @ direct).astype(np.float32),
         ),
         best_epoch,
     )

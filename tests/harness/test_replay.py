@@ -40,7 +40,7 @@ POLICIES: list[Policy] = [
 ]
 COST = CostModel(0.004, 2e-5, 2e-4, 0.003, (48.0, 76.0, 98.0, 116.0, 130.0, 142.0))
 PREDICTOR = "token-frequency"
-ESTIMATOR = "isotonic"
+ESTIMATOR = "learned"
 
 
 @pytest.fixture(scope="module", params=[0.0, 1.0], ids=["T=0", "T=1"])

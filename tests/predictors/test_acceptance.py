@@ -38,6 +38,7 @@ from ecospec.predictors.acceptance.judging import judge
 from ecospec.predictors.acceptance.learned import (
     DEPTHS,
     INPUTS,
+    LOG_ODDS,
     RANKS,
     SCALARS,
     BoundLearned,
@@ -159,7 +160,10 @@ def test_features_say_what_the_drafter_knows() -> None:
     found = features_of(TREE, np.array([0.0, 1.5, 1.5, 0.7, 0.7, 0.1]))
     assert found.shape == (6, INPUTS)
     # Node 3: probability .5 of path .15, over its sibling's .2, from a distribution of entropy .7, depth 2, rank 0.
-    assert found[3, :SCALARS] == pytest.approx([math.log(0.5), math.log(0.15), math.log(0.5 / 0.2), 0.7], rel=1e-6)
+    assert found[3, :SCALARS] == pytest.approx(
+        [math.log(0.5), math.log(0.15), math.log(0.5 / 0.2), 0.7, 0.0], rel=1e-6, abs=1e-6
+    )
+    assert found[5, LOG_ODDS] == pytest.approx(math.log(9), rel=1e-5)
     assert found[1, 2] == pytest.approx(math.log(0.3 / 0.6), rel=1e-6)
     assert found[5, 2] == pytest.approx(math.log(0.9) + 12, rel=1e-6)  # no sibling
     depths, ranks = found[:, SCALARS : SCALARS + DEPTHS], found[:, SCALARS + DEPTHS :]
@@ -176,6 +180,7 @@ def some_weights(hidden: int = 4, rank: int = 3) -> Weights:
         "inputs": (INPUTS, rank),
         "state": (hidden, rank),
         "hidden_bias": (rank,),
+        "direct": (INPUTS,),
         "out": (rank,),
         "out_bias": (1,),
     }
@@ -190,7 +195,8 @@ def test_the_small_model_is_what_it_says() -> None:
     for node, row in enumerate(rows):
         scaled = states[row] / math.sqrt(float((states[row] ** 2).mean()) + 1e-6)
         inner = features[node] @ weights.inputs + scaled @ weights.state + weights.hidden_bias
-        logit = sum(float(z) / (1 + math.exp(-float(z))) * float(w) for z, w in zip(inner, weights.out, strict=True))
+        logit = float(features[node] @ weights.direct)
+        logit += sum(float(z) / (1 + math.exp(-float(z))) * float(w) for z, w in zip(inner, weights.out, strict=True))
         assert found[node] == pytest.approx(1 / (1 + math.exp(-logit - float(weights.out_bias[0]))), rel=1e-4)
 
 
@@ -228,7 +234,7 @@ def planted(seed: int, count: int) -> Examples:
 
 
 def test_fitting_finds_what_acceptance_depends_on() -> None:
-    weights, epoch = fit_weights(planted(0, 4000), planted(1, 1000), seed=0)
+    weights, epoch = fit_weights(planted(0, 16000), planted(1, 2000), seed=0)
     test = planted(2, 4000)
     found = conditional(weights, test.features, test.states, test.rows)
     logits = 1.5 * test.features[:, 0] + 2.0 * test.states[:, 3] - 0.5
@@ -237,7 +243,7 @@ def test_fitting_finds_what_acceptance_depends_on() -> None:
     ours = judge(found, test.accepted)
     assert epoch > 1
     assert best.log_loss < ours.log_loss < best.log_loss + 0.25 * (blind.log_loss - best.log_loss)
-    again, _ = fit_weights(planted(0, 4000), planted(1, 1000), seed=0)
+    again, _ = fit_weights(planted(0, 16000), planted(1, 2000), seed=0)
     assert np.array_equal(again.state, weights.state)
 
 
