@@ -340,7 +340,7 @@ def test_what_cannot_be_compared_is_one_line(
     write_run(tmp_path / "base", records(4))
     write_run(tmp_path / "cut", records(4))
     cut = (tmp_path / "cut" / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "cut" / "prompts.jsonl").write_text("".join(cut[:-5]), encoding="utf-8")
+    (tmp_path / "cut" / "prompts.jsonl").write_text("".join(cut[:-4]), encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("{}")
     write_run(tmp_path / "damaged", records(4))

@@ -21,6 +21,7 @@ from ecospec.harness.comparing.timings import (
     RELATIVE,
     SLOWER,
     Series,
+    Unit,
     judge,
     series_of,
 )
@@ -106,6 +107,16 @@ def test_a_machine_that_is_half_as_fast_is_no_regression_but_where_seconds_are_g
     found = compare_runs(*runs, tolerances_of(()), slower=0.1, absolute=True)
     assert {each.verdict for each in found.timings if each.kind == ABSOLUTE} == {SLOWER}
     assert len(found.regressions) == 4
+
+
+def test_a_ratio_that_is_far_from_certain_passes() -> None:
+    """Half of the prompts are faster by a quarter, half slower by four fifths: 1.16, and it could be anything."""
+    units = tuple(Unit(base=1.0, new=ratio, base_ar=1.0, new_ar=1.0) for ratio in (0.75, 1.8) * 10)
+    (found,) = judge([Series("gsm8k", "mine", RELATIVE, units, None)], 0.1)
+    assert found.typical.value == pytest.approx(math.sqrt(0.75 * 1.8))
+    assert found.typical.interval is not None
+    assert found.typical.interval.low < 1
+    assert found.verdict == OK
 
 
 def test_a_method_that_is_faster_passes() -> None:
