@@ -153,7 +153,7 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
 @cli.command()
 @run_options(
     *("policy", "baseline", "predictor", "drafter", "drafter_revision", "budget", "draft_steps", "draft_topk"),
-    *("check", "run_code", "resume"),
+    *("check", "run_code", "resume", "acceptance", "cost_model"),
 )
 @option("--resume", is_flag=True, help="Go on with the trace in --output.", show_default=False)
 @option("--text", type=click.Path(path_type=Path), help="JSON lines with a column text, instead of a suite or besides.")

@@ -15,13 +15,14 @@ EXIT_INTERRUPTED = 130
 
 
 @click.command()
-@run_options("policy", "baseline", "budget", "check", "run_code", "acceptance")
+@run_options("policy", "baseline", "budget", "check", "run_code", "acceptance", "cost_model", "resume")
 @option(
     "--acceptance",
     multiple=True,
     default=("learned",),
     help="Acceptance estimator whose estimates are recorded as well; repeat it for several; draft for none.",
 )
+@option("--resume", is_flag=True, help="Go on with the recording in --output.", show_default=False)
 @option("--states", is_flag=True, help="Keep the drafter's hidden states, to fit the learned estimator to.")
 @click.pass_context
 def record(ctx: click.Context, /, acceptance: tuple[str, ...], states: bool, **options: Any) -> None:

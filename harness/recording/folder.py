@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ecospec.errors import UserError
 from ecospec.harness.recording.steps import RecordedRequest, from_bytes, to_bytes
+from ecospec.harness.writing import PARTIAL, alone_in, append_text, is_unused, write_json, write_text
 
 KIND, SCHEMA = "ecospec recording", 1
 MANIFEST, INDEX, REQUESTS = "manifest.json", "index.jsonl", "requests"
@@ -39,6 +41,26 @@ class Entry:
     ties: int
 
 
+@contextmanager
+def recording_into(folder: Path, facts: Mapping[str, Any], *, resume: bool) -> Iterator[RecordingWriter]:
+    """A recording to add to, in a folder that no other process has.
+
+    Raises:
+        UserError: see `RecordingWriter`; also when another process is recording into the folder.
+    """
+    try:
+        if resume:
+            read_manifest(folder)
+        elif folder.exists() and (not folder.is_dir() or not is_unused(folder)):
+            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
+    with alone_in(folder):
+        yield RecordingWriter(folder, facts, resume=resume)
+
+
 class RecordingWriter:
     """Appends requests to a recording."""
 
@@ -49,7 +71,7 @@ class RecordingWriter:
             facts: what the manifest says; a recording is gone on with only if they are the same.
 
         Raises:
-            UserError: the folder is in use, holds no recording to go on with, or one of other facts.
+            UserError: the folder holds no recording to go on with, or one of other facts; or it cannot be written.
         """
         self.folder = folder
         manifest = json.loads(json.dumps({"kind": KIND, "schema": SCHEMA, **facts}))
@@ -62,18 +84,14 @@ class RecordingWriter:
                     f"--resume: {folder} was recorded with {key} = {found.get(key)!r}, now it is "
                     f"{manifest.get(key)!r}; expected the same command"
                 )
-            self.entries = read_index(folder)
-            _write(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries).encode())
-            return
         try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
-            (folder / REQUESTS).mkdir(parents=True)
-            (folder / INDEX).touch()
-            _write(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+            (folder / REQUESTS).mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
-        self.entries = []
+        if not resume:
+            write_json(folder / MANIFEST, manifest)
+        self.entries = read_index(folder) if resume else []
+        write_text(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
 
     @property
     def done(self) -> set[str]:
@@ -86,10 +104,7 @@ class RecordingWriter:
         name = f"{REQUESTS}/{len(self.entries):05d}.safetensors"
         _write(self.folder / name, data)
         entry = Entry(request_id, name, hashlib.sha256(data).hexdigest(), prompt, prompt_tokens, ties)
-        with (self.folder / INDEX).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(entry)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_text(self.folder / INDEX, json.dumps(asdict(entry)) + "\n")
         self.entries.append(entry)
 
 
@@ -158,6 +173,8 @@ def read_index(folder: Path) -> list[Entry]:
     path = folder / INDEX
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:  # killed before the first request
+        return []
     except OSError as error:
         raise UserError(f"{path}: not readable ({error.strerror})") from error
     entries = []
@@ -175,9 +192,12 @@ def read_index(folder: Path) -> list[Entry]:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error

@@ -18,7 +18,7 @@ from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
 from ecospec.harness.preparing import bound_estimator, bound_predictor, view_of
-from ecospec.harness.recording.folder import RecordingWriter
+from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.harness.requests import Request
 from ecospec.harness.runner import Bench
@@ -121,17 +121,17 @@ class Recorder:
 
     def record(self, folder: Path, *, resume: bool, on_request: Callable[[str], None]) -> RecordingWriter:
         """Record every request that is not in the folder yet."""
-        writer = RecordingWriter(folder, self.facts(), resume=resume)
-        for first in self.bench.requests:
-            request: Request | None = first
-            while request is not None:
-                chooser = TokenChooser(self.bench.sampling, request.id)
-                plain = decode_ar(self.bench.loaded.target, request.ids, chooser, self.bench.new_rule(request))
-                if request.id not in writer.done:
-                    recorded, ties = self._steps(request, plain.tokens)
-                    writer.add(request.id, prompt_key(request.ids), len(request.ids), recorded, ties)
-                on_request(request.id)
-                request = self.bench.renderer.follow(request, plain.text)
+        with recording_into(folder, self.facts(), resume=resume) as writer:
+            for first in self.bench.requests:
+                request: Request | None = first
+                while request is not None:
+                    chooser = TokenChooser(self.bench.sampling, request.id)
+                    plain = decode_ar(self.bench.loaded.target, request.ids, chooser, self.bench.new_rule(request))
+                    if request.id not in writer.done:
+                        recorded, ties = self._steps(request, plain.tokens)
+                        writer.add(request.id, prompt_key(request.ids), len(request.ids), recorded, ties)
+                    on_request(request.id)
+                    request = self.bench.renderer.follow(request, plain.text)
         return writer
 
     def _steps(self, request: Request, output: Sequence[int]) -> tuple[RecordedRequest, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,10 +84,9 @@ def fit_weights(examples: Examples, judged_by: Examples, *, seed: int = 0) -> tu
     with torch.no_grad():
         model.direct.weight[0, LOG_ODDS] = float(scales[LOG_ODDS])
         model.out.bias[0] = float(means[LOG_ODDS])
-    groups = [
-        {"params": [*model.inputs.parameters(), *model.direct.parameters(), *model.out.parameters()]},
-        {"params": list(model.state.parameters()), "weight_decay": STATE_DECAY},
-    ]
+    free = [*model.inputs.parameters(), *model.direct.parameters(), *model.out.parameters()]
+    held_small = list(model.state.parameters())
+    groups: list[dict[str, Any]] = [{"params": free}, {"params": held_small, "weight_decay": STATE_DECAY}]
     optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.0)
     best, best_loss, best_epoch = copy.deepcopy(model.state_dict()), float("inf"), 0
     generator = torch.Generator().manual_seed(seed)
