@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecospec.harness.pairs import pairs_json, pairs_markdown, pairs_of
 from ecospec.harness.paper_tables import paper_tables
 from ecospec.harness.report import report_json
 from ecospec.harness.report_csv import report_csv
@@ -49,11 +50,14 @@ def rendered(folder: Path, runs: Sequence[RunData], kind: str) -> str:
     reports = {run.name: run.report for run in runs}
     if kind == "json":
         plain = report_json(runs[0].report) if one else summary_json(reports, averaged(runs))
+        if not one and averaged(runs):
+            plain["pairs"] = pairs_json(pairs_of(runs))
         return json.dumps(plain, indent=1) + "\n"
     if one:
         return report_markdown(runs[0].report, runs[0].manifest, [run.unfinished for run in runs if run.missing])
     lines = [f"{run.name}: {run.unfinished}" for run in runs if run.missing]
-    return "\n\n".join([summary_markdown(reports, averaged(runs)).rstrip(), *lines]) + "\n"
+    pairs = [pairs_markdown(pairs_of(runs)).rstrip()] if averaged(runs) else []
+    return "\n\n".join([summary_markdown(reports, averaged(runs)).rstrip(), *pairs, *lines]) + "\n"
 
 
 def write_page(folder: Path, runs: Sequence[RunData], output: Path | None) -> Path:

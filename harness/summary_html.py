@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ecospec.harness.pairs import TITLE, pair_rows, pairs_of
 from ecospec.harness.plots import INK, Plot, drawn, method_entry, shortened
 from ecospec.harness.records import AR
 from ecospec.harness.report_html import environment
@@ -52,6 +53,8 @@ def summary_html(runs: Sequence[RunData], title: str, average: bool, folder: Pat
             runs=[_line(run, folder) for run in runs],
             header=summary_header(),
             tables=[(method, summary_lines(reports, method, average)) for method in methods],
+            pairs=pair_rows(pairs_of(runs)) if average else None,
+            pairs_title=TITLE,
             average=average,
             notes=[f"{run.name}: {run.unfinished}" for run in runs if run.missing],
         )

@@ -1,0 +1,104 @@
+"""Methods against each other over several runs: decode-only speed, over all prompts of all runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ecospec.harness.records import AR, PromptRecord, read_records
+from ecospec.harness.report_markdown import markdown_table
+from ecospec.harness.report_notes import NONE
+from ecospec.harness.run_folder import RECORDS, finished_prompts
+from ecospec.harness.run_reading import RunData
+from ecospec.harness.speedups import decode_seconds, decode_tokens, speedup_of
+from ecospec.harness.stats import Ratio
+
+TITLE = "Decode-only speed over another method, all prompts together"
+MEANING = (
+    "(Σ seconds / Σ tokens of the other) / (the same of the method), over the prompts of all runs, with its interval"
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method over another one that stands before it in the reports."""
+
+    method: str
+    over: str
+    ratio: Ratio
+
+
+def pairs_of(runs: Sequence[RunData]) -> list[Pair]:
+    """Every method that has a speed-up over every one before it, plain decoding first.
+
+    Only the prompts that all methods of a run finished, and the methods that all runs have.
+    """
+    records = {run.name: read_records(run.folder / RECORDS) for run in runs}
+    ahead = {label for run in runs for label in run.manifest["true_routing"]}
+    common = [
+        label
+        for label in runs[0].manifest["methods"]
+        if label not in ahead and all(label in run.manifest["methods"] for run in runs)
+    ]
+    columns = {label: _column(runs, records, label) for label in common}
+    return [
+        Pair(method, over, speedup_of(columns[over], columns[method], decode_seconds, decode_tokens))
+        for at, method in enumerate(common)
+        for over in common[:at]
+    ]
+
+
+def _column(runs: Sequence[RunData], records: dict[str, list[PromptRecord]], label: str) -> list[PromptRecord]:
+    """One method's records in all runs, in the order of prompts; ids tell the runs apart."""
+    found = []
+    for run in runs:
+        finished = finished_prompts(records[run.name], run.manifest["methods"])
+        own = {each.prompt_id: each for each in records[run.name] if each.method == label}
+        found += [
+            replace(
+                own[name], prompt_id=f"{run.name}/{name}", batch=own[name].batch and f"{run.name}/{own[name].batch}"
+            )
+            for name in sorted(finished)
+        ]
+    return found
+
+
+def pair_rows(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
+    """Heading and cells: a line a method, a column for each that it is compared with."""
+    others = list(dict.fromkeys(pair.over for pair in pairs))
+    cells = {(pair.method, pair.over): _cell(pair.ratio) for pair in pairs}
+    methods = [method for method in dict.fromkeys(pair.method for pair in pairs) if method != AR]
+    return ["", *others], [[method, *(cells.get((method, over), NONE) for over in others)] for method in methods]
+
+
+def pairs_table(pairs: Sequence[Pair]) -> Table:
+    """For the terminal."""
+    header, rows = pair_rows(pairs)
+    table = Table(title=Text(TITLE), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for index, head in enumerate(header):
+        table.add_column(Text(head), justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def pairs_markdown(pairs: Sequence[Pair]) -> str:
+    """The same for a page."""
+    return f"## {TITLE}\n\n{MEANING}.\n\n{markdown_table(*pair_rows(pairs))}\n"
+
+
+def pairs_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """The same as plain values."""
+    return [asdict(pair) for pair in pairs]
+
+
+def _cell(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return NONE
+    between = "" if ratio.interval is None else f" ({ratio.interval.low:.3f}–{ratio.interval.high:.3f})"
+    return f"{ratio.value:.3f}{between}"
