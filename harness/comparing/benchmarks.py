@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import bootstrap
 
 from ecospec.errors import UserError
-from ecospec.harness.comparing.timings import NOT_GATED, OK, SLOWER
+from ecospec.harness.comparing.timings import NOT_GATED, OK, SLOWER, is_slower
 from ecospec.harness.run_folder import first_difference
 from ecospec.harness.stats import CONFIDENCE, RESAMPLES, Interval, Ratio
 
@@ -143,8 +143,7 @@ def _timing(
     ratio = median_ratio(base, new, confidence)
     verdict = NOT_GATED
     if reason is None:
-        certain = ratio.interval is None or ratio.interval.low > 1
-        verdict = SLOWER if (ratio.value or 0.0) > 1 + slower and certain else OK
+        verdict = SLOWER if is_slower(ratio, slower) else OK
     return BenchmarkTiming(name, *medians, ratio, (len(base), len(new)), verdict, reason)
 
 

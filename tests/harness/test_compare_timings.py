@@ -22,11 +22,12 @@ from ecospec.harness.comparing.timings import (
     SLOWER,
     Series,
     Unit,
+    is_slower,
     judge,
     series_of,
 )
 from ecospec.harness.records import AR, PromptRecord
-from ecospec.harness.stats import typical_ratio
+from ecospec.harness.stats import Interval, Ratio, typical_ratio
 
 LABELS = [method.label for method in METHODS]
 
@@ -109,6 +110,15 @@ def test_a_machine_that_is_half_as_fast_is_no_regression_but_where_seconds_are_g
     assert len(found.regressions) == 4
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "fails"),
+    [(1.11, 1.034, True), (1.11, 1.033, False), (1.09, 1.05, False), (1.1, 1.05, False), (1.11, None, True)],
+)
+def test_what_is_slower_is_beyond_both_bounds(value: float, low: float | None, fails: bool) -> None:
+    assert is_slower(Ratio(value, None if low is None else Interval(low, 1.5)), 0.1) == fails
+    assert not is_slower(Ratio(None), 0.1)
+
+
 def test_a_ratio_that_is_far_from_certain_passes() -> None:
     """Half of the prompts are faster by a quarter, half slower by four fifths: 1.16, and it could be anything."""
     units = tuple(Unit(base=1.0, new=ratio, base_ar=1.0, new_ar=1.0) for ratio in (0.75, 1.8) * 10)
@@ -154,7 +164,7 @@ def test_outputs_of_another_length_are_compared_by_the_token() -> None:
         assert found.typical.value == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("noise", "most_alarms", "fewest_found"), [(0.05, 0, 190), (0.10, 3, 150)])
+@pytest.mark.parametrize(("noise", "most_alarms", "fewest_found"), [(0.05, 0, 185), (0.10, 1, 110)])
 def test_two_runs_of_the_same_pass_and_one_that_is_15_percent_slower_fails(
     noise: float, most_alarms: int, fewest_found: int
 ) -> None:
@@ -192,7 +202,7 @@ def test_a_few_prompts_that_the_machine_held_up_decide_nothing() -> None:
         found += "marginal-cost" in fails(base, slower(new, 1.15))
     print(f"{alarms} false alarms, {found} of 100 found")
     assert alarms <= 1
-    assert found >= 80
+    assert found >= 75
 
 
 def test_gated_intervals_get_wider_with_their_number() -> None:
