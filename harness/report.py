@@ -39,7 +39,7 @@ class MethodInfo:
     """A column of the report.
 
     Attributes:
-        true_routing: it looks at the target's true routing, which only an extra pass can know. It gets
+        true_routing: it looks at what only an extra pass can know, true routing or true acceptance. It gets
             verification metrics alone: no speed-up, no tokens/s, no T_predict.
     """
 

@@ -195,8 +195,8 @@ def _verification_only_notes(report: Report) -> Iterator[str]:
     labels = [row.label for row in report.rows if row.true_routing]
     if labels:
         yield (
-            f"{', '.join(labels)}: verification metrics only. It looks at the target's true routing, which "
-            "an extra pass outside all timing gives, so that a speed-up would be false"
+            f"{', '.join(labels)}: verification metrics only. What is selected rests on what an extra pass outside all "
+            "timing tells (the target's true routing, or what it will accept), so that a speed-up would be false"
         )
 
 
