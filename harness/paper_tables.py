@@ -45,6 +45,9 @@ class Setting:
     temperature: float
     batch_size: int
     budget: int
+    max_new_tokens: int
+    limit: int | None
+    acceptance: str | None
 
     def words(self, *left_out: str) -> str:
         """As in a table's title."""
@@ -52,6 +55,9 @@ class Setting:
             "target": self.target,
             "temperature": f"T = {self.temperature:g}",
             "budget": f"γ = {self.budget}",
+            "max_new_tokens": f"at most {self.max_new_tokens} tokens",
+            "limit": "" if self.limit is None else f"{self.limit} problems",
+            "acceptance": f"acceptance {self.acceptance}" if self.acceptance else "",
             "batch_size": f"batches of {self.batch_size}" if self.batch_size > 1 else "",
         }
         return ", ".join(text for key, text in parts.items() if text and key not in left_out)
@@ -101,7 +107,15 @@ def _rows(runs: Sequence[RunData]) -> list[PaperRow]:
     rows: dict[tuple[Setting, str, str], PaperRow] = {}
     for run, found in zip(runs, parts, strict=True):
         manifest = run.manifest
-        setting = Setting(str(manifest["target"]), manifest["temperature"], manifest["batch_size"], manifest["budget"])
+        setting = Setting(
+            target=str(manifest["target"]),
+            temperature=manifest["temperature"],
+            batch_size=manifest["batch_size"],
+            budget=manifest["budget"],
+            max_new_tokens=manifest["max_new_tokens"],
+            limit=manifest.get("limit"),
+            acceptance=manifest["acceptance"] if manifest.get("estimated") else None,
+        )
         for row in run.report.rows:
             made_of: Mapping[str, Any] = found.get(row.label, {"policy": row.label, "predictor": None})
             predictor = made_of["predictor"]

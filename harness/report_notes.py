@@ -74,6 +74,7 @@ def notes(report: Report, manifest: Mapping[str, Any]) -> list[str]:
         *_lossless_notes(report, str(manifest.get("dtype") or "")),
         *_score_notes(report, manifest),
         *_verification_only_notes(report),
+        *_headroom_notes(report),
         *_interval_notes(report),
         *_dense_notes(report),
         *_overhead_notes(report),
@@ -197,6 +198,15 @@ def _verification_only_notes(report: Report) -> Iterator[str]:
         yield (
             f"{', '.join(labels)}: verification metrics only. What is selected rests on what an extra pass outside all "
             "timing tells (the target's true routing, or what it will accept), so that a speed-up would be false"
+        )
+
+
+def _headroom_notes(report: Report) -> Iterator[str]:
+    without = dict.fromkeys(name for row in report.rows for name, share in row.headroom.items() if share is None)
+    if without:
+        yield (
+            f"{', '.join(without)}: not above {report.baseline} in α · ρ here, so that there is no headroom to "
+            "share out; optimal chooses by estimates of acceptance, and by the time of whole steps"
         )
 
 

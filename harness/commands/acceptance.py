@@ -31,4 +31,5 @@ def train_acceptance(recordings: tuple[Path, ...], output: Path, seed: int) -> N
     missing = [key for key, each in fitted.items() if each.weights is None]
     if missing:
         click.echo(f"no learned estimator at temperature {', '.join(missing)}: recorded without the drafter's states")
-    click.echo(f"in {output}: --acceptance isotonic:path={output}")
+    best = "isotonic" if missing else "learned"
+    click.echo(f"in {output}: --acceptance {best}:path={output}")

@@ -15,7 +15,9 @@ EXIT_INTERRUPTED = 130
 
 
 @click.command()
-@run_options("policy", "baseline", "budget", "check", "run_code", "acceptance", "cost_model", "resume")
+@run_options(
+    "policy", "baseline", "budget", "check", "run_code", "acceptance", "cost_model", "resume", "batch_size", "parallel"
+)
 @option(
     "--acceptance",
     multiple=True,
@@ -37,7 +39,6 @@ def record(ctx: click.Context, /, acceptance: tuple[str, ...], states: bool, **o
 def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) -> int:
     if options["suite"] is None:
         raise UserError("nothing to record; expected --suite")
-    sizes: tuple[int, ...] = options.pop("batch_size")
     if options["output"] is None:
         raise UserError("--output is missing; expected the folder to write the recording to")
     from rich.console import Console
@@ -48,7 +49,7 @@ def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) 
 
     quieten()
     specs = spec_texts(options.pop("predictor"))
-    config = RunConfig(policy=("confidence",), predictor=specs, batch_size=max(sizes), **options)
+    config = RunConfig(policy=("confidence",), predictor=specs, **options)
     assert config.output is not None
     with as_user_errors(config):
         recorder = Recorder(config, [spec for spec in spec_texts(acceptance) if spec != "draft"], states=states)

@@ -94,8 +94,12 @@ def _cost_model_for(
     methods = subject.methods()
     tree = next(iter(methods.values())).tree_size
     most = max(TOKENS[-1], min(config.budget, tree))
-    if saved is None or (path is None and saved.most_tokens < most):
-        _say(f"no cost model for this target on this device: profiling first, into {path_of(key)}")
+    needed = min(config.budget, tree)
+    if saved is None or (path is None and saved.most_tokens < needed):
+        why = "no cost model for this target on this device"
+        if saved is not None:
+            why = f"the cost model of this target goes to {saved.most_tokens} tokens a pass, and this run to {needed}"
+        _say(f"{why}: profiling first, into {path_of(key)}")
         geometry = loaded.target.geometry
         context = max(1, min(CONTEXT, geometry.context - most))
         cells = sweep_cells((*TOKENS_IN_A_RUN, most), geometry.experts, geometry.top_k, LEVELS_IN_A_RUN)

@@ -299,6 +299,16 @@ class SavedCostModel:
 _ADAPTER = TypeAdapter(SavedCostModel)
 
 
+def _part_of_profile(data: bytes) -> bytes | None:
+    """The cost model in a profile's own file, which has the figures' values beside it; None in any other file."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None  # for the caller to say what is wrong with it
+    inner = found.get("cost_model") if isinstance(found, dict) else None
+    return json.dumps(inner).encode() if isinstance(inner, dict) else None
+
+
 def read_cost_model(path: Path, what: str) -> SavedCostModel:
     """Read a file and check every value in it.
 
@@ -309,7 +319,8 @@ def read_cost_model(path: Path, what: str) -> SavedCostModel:
         UserError: it is not there, damaged, or holds what no profile writes.
     """
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        data = path.read_bytes()
+        return _ADAPTER.validate_json(_part_of_profile(data) or data)
     except OSError as error:
         raise UserError(f"{what} {path}: cannot be read ({error.strerror}); expected a cost-model file") from error
     except ValidationError as error:

@@ -75,6 +75,7 @@ def save_cost_model(saved: SavedCostModel, path: Path | None = None) -> Path:
                 file.write(cost_model_text(saved))
                 file.flush()
                 os.fsync(file.fileno())
+                partial.chmod(0o644)  # temporary files are their owner's alone
                 partial.replace(path)
             except BaseException:
                 partial.unlink(missing_ok=True)

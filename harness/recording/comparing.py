@@ -18,6 +18,7 @@ from ecospec.harness.recording.folder import Recording, open_recording
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
 from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
+from ecospec.harness.report import YARDSTICKS
 from ecospec.harness.report_notes import NONE
 from ecospec.harness.stats import Ratio, paired_ratio
 from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
@@ -46,7 +47,8 @@ class ReplayRow:
         projected_experts: E of the target that seconds are projected to; None without a projection.
         speedup: of the modelled seconds over plain decoding's; None without a cost model.
         over_confidence: over the confidence policy at the same γ.
-        headroom: share of the way from confidence to each yardstick at the same γ, by its policy's name.
+        headroom: share of the way from confidence to each yardstick at the same γ, in modelled speed-up, by its
+            policy's name.
     """
 
     label: str
@@ -179,8 +181,9 @@ def _rows(
         speedup = faster(plain, each)
         base = None if method is None else rate(method.budget, CONFIDENCE)
         headroom: dict[str, float | None] = {}
-        if method is not None and base is not None and speedup is not None and speedup.value is not None:
-            for name in ("optimal", "clairvoyant"):
+        judged = method is not None and method.policy.name not in (CONFIDENCE, *YARDSTICKS)
+        if judged and method is not None and base is not None and speedup is not None and speedup.value is not None:
+            for name in YARDSTICKS:
                 most = rate(method.budget, name)
                 if most is not None:
                     headroom[name] = None if most <= base else (speedup.value - base) / (most - base)
@@ -209,6 +212,9 @@ def _notes(recording: Recording, methods: Sequence[ReplayMethod], costs: ReplayC
         f"replayed from {recording.folder}: {len(recording.entries)} requests of {manifest['suite']}, "
         f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
     ]
+    missing = manifest["outputs"] - len(recording.entries)
+    if missing:
+        notes.append(f"interrupted: {missing} of {manifest['outputs']} requests are not recorded (--resume goes on)")
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):

@@ -17,6 +17,7 @@ from ecospec.harness.decoding import decode_ar
 from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
+from ecospec.harness.manifest import checkpoint_hash
 from ecospec.harness.preparing import bound_estimator, bound_predictor, view_of
 from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
@@ -115,6 +116,8 @@ class Recorder:
             "predictors": list(self.predictors),
             "estimators": list(self.estimators),
             "states": self.states,
+            "target_sha256": checkpoint_hash(self.bench.loaded.folder),
+            "outputs": len(self.bench.prompt_ids),
             "target_facts": target_facts(view),
             "drafter_facts": drafter_facts(view),
         }

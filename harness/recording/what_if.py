@@ -155,7 +155,7 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
 def _measured(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) -> ReplayCosts:
     """The saved model, with its steps of the recording's drafter and tree size."""
     for what, own, recorded in (
-        ("checkpoint", saved.key.checkpoint_sha256, manifest["checkpoint_sha256"]),
+        ("checkpoint", saved.key.checkpoint_sha256, str(manifest["target_sha256"])),
         ("dtype", saved.key.dtype, manifest["dtype"]),
     ):
         if own != recorded:

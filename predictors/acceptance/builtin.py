@@ -78,7 +78,7 @@ class Learned(AcceptanceEstimator):
         if target.drafter is None:
             raise UserError(
                 f"acceptance estimator {self.name!r} reads a drafter's states, which drafter {target.stateless!r} has "
-                "not; expected isotonic"
+                "not; expected draft, or isotonic with a folder that was fitted for this drafter"
             )
         fitted = open_folder(_folder(self, self.path, target), target)
         return BoundLearned(read_weights(fitted, temperature, target.drafter.hidden_size), fitted.fitted_on)

@@ -95,6 +95,7 @@ def open_folder(folder: Path, target: TargetView) -> FittedFolder:
             if other != value:
                 raise UserError(
                     f"acceptance {folder}: fitted for a {what} with {name} = {str(other)[:16]}, but this one has "
-                    f"{str(value)[:16]}; expected one that was fitted for it ('ecospec-bench train acceptance')"
+                    f"{str(value)[:16]}; expected one that was fitted for it ('ecospec-bench train acceptance'), or "
+                    "--acceptance draft"
                 )
     return FittedFolder(folder, facts)

@@ -19,6 +19,7 @@ def write_weights(folder: Path, by_temperature: Mapping[str, Weights]) -> None:
     """Write all sets."""
     tensors = {f"{key}.{name}": array for key, each in by_temperature.items() for name, array in asdict(each).items()}
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # the library leaves it to its owner alone
 
 
 def read_weights(fitted: FittedFolder, temperature: float, hidden_size: int) -> Weights:

@@ -309,7 +309,7 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
 
     assert "not an empty folder" in record("--output", "rec").err
     assert "with max_new_tokens = 8, now it is 9" in record("--output", "rec", "--resume", "--max-new-tokens", 9).err
-    assert "expected 1" in record("--output", "r2", "--batch-size", 2).err
+    assert "No such option" in record("--output", "r2", "--batch-size", 2).err
     assert "looks at the true routing" in record("--output", "r2", "--predictor", "oracle").err
     assert "no recording" in line("replay", "nothing")
     assert "did you mean" in line("replay", "rec", "--policy", "confidenc")
