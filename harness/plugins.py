@@ -29,7 +29,7 @@ import ecospec.predictors.hookspecs
 import ecospec.suites.hookspecs
 from ecospec.errors import UserError, nearest, one_line
 from ecospec.harness.drafters.contract import Drafter
-from ecospec.policies import ExpertNeed, Policy, Registry, parse_spec
+from ecospec.policies import AcceptanceNeed, ExpertNeed, Policy, Registry, parse_spec
 from ecospec.predictors.acceptance.contract import AcceptanceEstimator
 from ecospec.predictors.contract import Predictor
 from ecospec.suites.task_file import SUFFIXES, InstalledSuites, TaskFile, find_task_file, read_task_file
@@ -257,10 +257,15 @@ def _items(hook: str) -> str:
 
 
 def _check_needs(cls: object) -> None:
-    """A wrong kind of `needs` would otherwise show in the middle of a run."""
-    needs = getattr(cls, "needs", ExpertNeed.NONE)
-    if not isinstance(needs, ExpertNeed):
-        raise TypeError(f"{getattr(cls, '__name__', cls)}.needs is {needs!r}; expected an ExpertNeed")
+    """A wrong kind of `needs` would otherwise show in the middle of a run, one of `acceptance` not at all."""
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        return
+    defaults = {"needs": ExpertNeed.NONE, "acceptance": AcceptanceNeed.DRAFT, "needs_cost_model": False}
+    for name, default in defaults.items():
+        found, kind = getattr(cls, name, default), type(default)
+        if not isinstance(found, kind):
+            article = "an" if kind.__name__[0] in "AE" else "a"
+            raise TypeError(f"{getattr(cls, '__name__', cls)}.{name} is {found!r}; expected {article} {kind.__name__}")
 
 
 def _part(cls: object) -> str:

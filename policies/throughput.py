@@ -56,12 +56,18 @@ class Throughput(Policy):
         own = request.expert_sets().bits
         root = int(count_pairs(request.initial_buffer() | own[0]))
         state = _Selected([0], [0.0], float(request.node_scores[0]), request.cost().step_seconds(1, root))
+        met: set[frozenset[int]] = set()
         while True:
             _grow(state, request)
             full = len(state.nodes) == request.budget
             # What was not worth adding is not so at a higher rate either: only the budget can have kept a node out.
             if not _drop(state, request) or not full:
                 return state.nodes
+            # A node that is worth its time to the last digit could come and go for ever, by rounding.
+            left = frozenset(state.nodes)
+            if left in met:
+                return state.nodes
+            met.add(left)
 
 
 @dataclass

@@ -78,7 +78,7 @@ def selections(tree: DraftTree, budget: int) -> Iterator[tuple[int, ...]]:
 
 def count_selections(tree: DraftTree, budget: int) -> int:
     """How many `selections` gives."""
-    size = budget + 1
+    size = min(budget, tree.size) + 1
     ways = [[0] * size for _ in range(tree.size)]  # of the subtree under a node, with it, by number of nodes
     for node in reversed(range(tree.size)):
         found = [0, 1] + [0] * (size - 2)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +129,11 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
     Raises:
         UserError: it cannot be read, or lacks what is asked for.
     """
+    if asked.limit is not None and asked.limit < 1:
+        raise UserError(f"--limit {asked.limit}: expected an integer of at least 1")
     recording = open_recording(folder)
-    chosen = {entry.id: request for entry, request in islice(recording.requests(), asked.limit)}
+    recording = replace(recording, entries=recording.entries[: asked.limit])
+    chosen = {entry.id: request for entry, request in recording.requests()}
     costs = None
     if asked.cost_model is not None:
         costs = read_costs(asked.cost_model, recording.manifest, list(chosen.values()))

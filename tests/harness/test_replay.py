@@ -317,6 +317,9 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
     assert "not in the recording" in line("replay", "rec", "--acceptance", "isotonic")
     assert "needs a cost model" in line("replay", "rec", "--policy", "adaptive")
     assert "--budget 0" in line("replay", "rec", "--budget", 0)
+    for limit in (0, -1):
+        assert f"--limit {limit}: expected" in line("replay", "rec", "--limit", limit)
+    assert "2 requests of gsm8k" in command("replay", "rec", "--limit", 2).out
     assert "did you mean 'gpt-oss-120b'" in line("replay", "rec", "--cost-model", "gpt-oss")
     (tmp_path / "bad.yaml").write_text("name: x\nsource: y\nbandwidth: -1\n", encoding="utf-8")
     assert "bad.yaml: bandwidth: Input should be greater than 0" in line("replay", "rec", "--cost-model", "bad.yaml")

@@ -160,6 +160,11 @@ BROKEN = {
         "",
         "Mine.needs is ['predicted']; expected an ExpertNeed",
     ),
+    "wrong acceptance": (
+        returning("[type('Mine', (Confidence,), {'name': 'mine', 'acceptance': 'estimated'})]"),
+        "",
+        "Mine.acceptance is 'estimated'; expected an AcceptanceNeed",
+    ),
     "class": (fine("mine"), ":RootOnly", "names the class RootOnly; expected the module around it"),
 }
 

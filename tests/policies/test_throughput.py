@@ -187,3 +187,17 @@ def test_what_costs_nothing_is_taken_and_what_brings_nothing_is_not() -> None:
     tree = DraftTree(np.arange(3), np.array([-1, 0, 0]), np.array([1.0, 0.3, 0.0]))
     request = SelectionRequest(tree, 3, one_layer({0}, {0}, {0}), cost_model=CostModel(1.0, 0.0, 0.0))
     assert Throughput().select(request) == [0, 1]
+
+
+def test_a_node_worth_exactly_its_time_does_not_come_and_go_for_ever() -> None:
+    # 0.0385 · T and 1 · ΔT are the same to the last digit but one: by rounding it pays to add and pays to drop.
+    tree = DraftTree(np.arange(2), np.array([-1, 0]), np.array([1.0, 0.03854816337047686]))
+    experts = ExpertSets.from_topk(np.zeros((1, 2, 1), dtype=np.uint8), 4)
+    cost = CostModel(0.0027793866313366405, 0.0, 0.00011143589918146735)
+    request = SelectionRequest(tree=tree, budget=2, experts=experts, cost_model=cost)
+    assert len(run_policy(Throughput(), request)) in (1, 2)
+
+
+def test_a_budget_beyond_the_tree_costs_nothing_more() -> None:
+    tree = DraftTree(np.arange(4), np.array([-1, 0, 0, 1]), np.array([1.0, 0.5, 0.5, 0.5]))
+    assert count_selections(tree, 10**12) == count_selections(tree, 4) == len(list(selections(tree, 4))) == 6
