@@ -13,8 +13,10 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,21 +31,26 @@ from ecospec.errors import UserError, one_line
 from ecospec.harness.chat import AUTO, chat_of, template_text
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import RunConfig
+from ecospec.harness.costs.preparing import cost_model_for, with_costs
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.preparing import (
+    bound_estimator,
     check_options,
     create_policies,
     create_predictors,
     eos_ids,
     load_parts,
     load_speculations,
+    method_parts,
     resolve_device,
 )
 from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.stopping import StopRule, token_limit
+from ecospec.policies import AcceptanceNeed
+from ecospec.predictors.acceptance.asking import AskedEstimator
 
 MAX_GEN_TOKS = 256
 """Most tokens of an output where a task does not say, as in lm-eval's own models."""
@@ -76,8 +83,8 @@ class EcospecLM(TemplateLM):
             thinking: as the command's ``--thinking``, for tasks run with ``apply_chat_template``.
             max_batch_size: not used; lm-eval gives it to every model.
             options: further fields of `RunConfig` about the method or the machine: target, target_revision,
-                trust_remote_code, drafter, drafter_revision, predictor, budget, draft_steps, draft_topk, widen,
-                dtype, device, threads, seed.
+                trust_remote_code, drafter, drafter_revision, predictor, acceptance, cost_model, budget, draft_steps,
+                draft_topk, widen, dtype, device, threads, seed.
 
         Raises:
             UserError: an option does not exist or does not fit, or a part cannot be loaded.
@@ -111,10 +118,19 @@ class EcospecLM(TemplateLM):
         self._target = parts.loaded.target
         self.tokenizer = parts.loaded.tokenizer
         self.method: Speculation | None = None
+        self._estimator_at: Callable[[float], AskedEstimator] | None = None
+        self._estimators: dict[float, AskedEstimator] = {}
         if not plain:
             predictors = create_predictors(plugins, self.config.predictor)
             estimator = plugins.create_estimator(self.config.acceptance)
-            (self.method,) = load_speculations(self.config, policies, predictors, estimator, parts).values()
+            methods = load_speculations(self.config, policies, predictors, estimator, parts)
+            if any(each.policy.needs_cost_model for each in methods.values()):
+                costs = cost_model_for(self.config, parts, chosen, device, predictors, self.config.cost_model)
+                methods = with_costs(methods, method_parts(policies, predictors), costs)
+            (self.method,) = methods.values()
+            if self.method.estimator is not None and self.method.policy.acceptance is AcceptanceNeed.ESTIMATED:
+                self._estimator_at = lambda temperature: bound_estimator(estimator, parts, temperature)
+                self._estimators = {0.0: self.method.estimator}
         self.label = AR if plain else next(iter(policies))
         self._eos = eos_ids(self._target.model, self.tokenizer)
         self._thinking = thinking
@@ -178,7 +194,16 @@ class EcospecLM(TemplateLM):
     def _decode(self, streams: Sequence[Stream]) -> list[Generation]:
         if self.method is None:
             return decode_ar_batch(self._target, streams)
-        return decode_speculative_batch(self._target, self.method, streams)
+        return decode_speculative_batch(self._target, self._method_at(streams[0].chooser.sampling.temperature), streams)
+
+    def _method_at(self, temperature: float) -> Speculation:
+        """The method, with estimates of acceptance for this temperature where it looks at them."""
+        assert self.method is not None
+        if self._estimator_at is None:
+            return self.method
+        if temperature not in self._estimators:
+            self._estimators[temperature] = self._estimator_at(temperature)
+        return replace(self.method, estimator=self._estimators[temperature])
 
     # Log-likelihoods
 
@@ -299,6 +324,8 @@ OPTIONS = (
     "target",
     "drafter",
     "predictor",
+    "acceptance",
+    "cost_model",
     "budget",
     "draft_steps",
     "draft_topk",
@@ -325,7 +352,9 @@ def _value(name: str, value: Any) -> Any:
     """
     if name == "predictor":
         return (str(value),)
-    texts = ("target", "target_revision", "drafter", "drafter_revision", "dtype", "device")
+    if name == "cost_model":
+        return Path(str(value))
+    texts = ("acceptance", "target", "target_revision", "drafter", "drafter_revision", "dtype", "device")
     if name in (*texts, "device_map", "max_memory", "offload_folder"):
         return str(value)
     if name == "trust_remote_code":

@@ -30,6 +30,9 @@ from ecospec.harness.stats import Ratio
 YARDSTICKS = ("optimal", "clairvoyant")
 """Policies that nothing can do better than, in a sense of their own; the others are measured by them."""
 
+LEAST_HEADROOM = 1.02
+"""A yardstick that is not so far above the baseline leaves nothing to share out: a quotient of two noises."""
+
 SCHEMA = 1
 """Version of what `report_json` gives; it changes when a key changes its name or meaning."""
 
@@ -240,7 +243,9 @@ def _with_headroom(rows: Sequence[MethodRow], baseline: str) -> tuple[MethodRow,
         own = gains.get(row.label)
         if after and own is not None and base is not None and row.label not in YARDSTICKS:
             ends = {name: end for name in YARDSTICKS if (end := gains.get(name)) is not None}
-            shares = {name: (own - base) / (end - base) if end > base else None for name, end in ends.items()}
+            shares = {
+                name: (own - base) / (end - base) if end > base * LEAST_HEADROOM else None for name, end in ends.items()
+            }
             row = replace(row, headroom=shares)
         found.append(row)
         after = after or row.label == baseline

@@ -205,7 +205,7 @@ def _headroom_notes(report: Report) -> Iterator[str]:
     without = dict.fromkeys(name for row in report.rows for name, share in row.headroom.items() if share is None)
     if without:
         yield (
-            f"{', '.join(without)}: not above {report.baseline} in α · ρ here, so that there is no headroom to "
+            f"{', '.join(without)}: not 2 % above {report.baseline} in α · ρ here, so that there is no headroom to "
             "share out; optimal chooses by estimates of acceptance, and by the time of whole steps"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ecospec.harness.bandwidth import copy_bandwidth
 from ecospec.harness.chat import chat_of
 from ecospec.harness.choosing import Sampling, TokenChooser
 from ecospec.harness.config import SAMPLE_EVERY, RunConfig
-from ecospec.harness.costs.preparing import cost_model_for
+from ecospec.harness.costs.preparing import cost_model_for, resumed_cost_model, with_costs
 from ecospec.harness.costs.saved import SavedCostModel
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.distributed import summed
@@ -32,7 +32,6 @@ from ecospec.harness.outcomes import Violation, activations_of, record_of, viola
 from ecospec.harness.placement import TENSOR, Placement
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import (
-    MethodParts,
     Parts,
     check_options,
     create_policies,
@@ -110,7 +109,7 @@ class Bench:
         speculations = load_speculations(config, policies, self.predictors, self.estimator, self.parts)
         self.cost_model: SavedCostModel | None = None
         if any(policy.needs_cost_model for policy in policies.values()):
-            self.cost_model = cost_model_for(
+            self.cost_model = resumed_cost_model(config) or cost_model_for(
                 config, self.parts, self.chosen, self.device, self.predictors, config.cost_model
             )
             speculations = with_costs(speculations, self.method_parts, self.cost_model)
@@ -178,6 +177,15 @@ class Bench:
             for each in self.method_parts
         ]
 
+    def costs_hash(self) -> str | None:
+        """A hash of what the methods are given of the cost model; what it says of others is nothing to this run."""
+        given = {
+            m.label: asdict(m.speculation.cost_model)
+            for m in self.methods
+            if m.speculation and m.speculation.cost_model
+        }
+        return text_hash(json.dumps(given, sort_keys=True)) if given else None
+
     def facts(self) -> dict[str, Any]:
         """The manifest's facts about this run."""
         return {**self.identity(), "copy_bytes_per_second": summed(copy_bandwidth(self.device))}
@@ -228,7 +236,7 @@ class Bench:
             "drafter_commit": self.chosen.commit,
             "predictor": list(self.config.predictor),
             "cost_model": cost_model,
-            "cost_model_sha256": None if cost_model is None else text_hash(json.dumps(cost_model, sort_keys=True)),
+            "cost_model_sha256": self.costs_hash(),
             "acceptance": spec_of(self.estimator),
             "estimated": any(
                 method.speculation is not None and method.speculation.policy.acceptance is AcceptanceNeed.ESTIMATED
@@ -310,17 +318,6 @@ class Bench:
 
     def _is_checked(self, index: int) -> bool:
         return self.config.check == "all" or (self.config.check == "sample" and index % SAMPLE_EVERY == 0)
-
-
-def with_costs(
-    speculations: Mapping[str, Speculation], methods: Sequence[MethodParts], saved: SavedCostModel
-) -> dict[str, Speculation]:
-    """The methods with the cost model that each is given: of a step with its own predictor."""
-    predictors = {each.label: each.predictor for each in methods}
-    return {
-        label: replace(each, cost_model=saved.for_method(predictors[label])) if each.policy.needs_cost_model else each
-        for label, each in speculations.items()
-    }
 
 
 def rotated(methods: Sequence[Method], by: int) -> list[Method]:

@@ -28,6 +28,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         UserError: it cannot be written; what was there is still there.
     """
+    if path.is_dir():
+        raise UserError(f"{path}: a folder; expected a file to write")
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         try:

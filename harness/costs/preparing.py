@@ -26,17 +26,19 @@ from ecospec.harness.costs.profiling import (
     requests_of,
     steps_of,
 )
-from ecospec.harness.costs.saved import SavedCostModel
+from ecospec.harness.costs.saved import SavedCostModel, from_manifest
 from ecospec.harness.costs.store import find_cost_model, load_cost_model, path_of, save_cost_model
 from ecospec.harness.costs.words import formula
+from ecospec.harness.decoding import Speculation
 from ecospec.harness.distributed import from_rank_0
 from ecospec.harness.drafters.loading import ChosenDrafter
 from ecospec.harness.loading import LoadedTarget, check_experts
 from ecospec.harness.manifest import folder_hash
 from ecospec.harness.plugins import Plugins
-from ecospec.harness.preparing import Parts, eos_ids
+from ecospec.harness.preparing import MethodParts, Parts, eos_ids
 from ecospec.harness.processes import process_rank
 from ecospec.harness.requests import Renderer
+from ecospec.harness.run_folder import MANIFEST, read_manifest
 from ecospec.predictors.contract import Predictor
 from ecospec.suites import EMBEDDED, load_suite
 
@@ -46,6 +48,8 @@ NEW_TOKENS = 48
 """Most tokens of a decode's output."""
 CONTEXT = 200
 """Tokens in the sweep's KV memory: a prompt of the suites."""
+MOST_TOKENS = 64
+"""Passes over more are not measured unless a run's γ allows them: the model goes on in a straight line."""
 ROUNDS_IN_A_RUN, LEVELS_IN_A_RUN, TOKENS_IN_A_RUN = 10, 5, (1, 2, 4, 8)
 """A run that has to profile first does so in less time, over fewer cells."""
 SECONDS_IN_A_RUN = 60.0
@@ -76,6 +80,26 @@ def cost_model_for(
     return from_rank_0(lambda: _cost_model_for(config, parts, chosen, device, predictors, path))
 
 
+def resumed_cost_model(config: RunConfig) -> SavedCostModel | None:
+    """The model that a run began with, from its manifest; None for a new run, and for one that had none."""
+    if not config.resume or config.output is None or not (config.output / MANIFEST).is_file():
+        return None
+    found = read_manifest(config.output / MANIFEST).get("cost_model")
+    return None if found is None else from_manifest(found, f"--resume: {config.output / MANIFEST}")
+
+
+def with_costs(
+    speculations: Mapping[str, Speculation], methods: Sequence[MethodParts], saved: SavedCostModel
+) -> dict[str, Speculation]:
+    """The methods with the cost model that each is given: of a step with its own predictor."""
+    predictors = {each.label: each.predictor for each in methods}
+    priced = dict(speculations)
+    for label, each in speculations.items():
+        if each.policy.needs_cost_model:
+            priced[label] = dataclasses.replace(each, cost_model=saved.for_method(predictors[label]))
+    return priced
+
+
 def _cost_model_for(
     config: RunConfig,
     parts: Parts,
@@ -93,7 +117,8 @@ def _cost_model_for(
         return saved
     methods = subject.methods()
     tree = next(iter(methods.values())).tree_size
-    most = max(TOKENS[-1], min(config.budget, tree))
+    # By the tree and not by γ, so that one model serves runs at every γ.
+    most = max(TOKENS[-1], min(tree, MOST_TOKENS))
     needed = min(config.budget, tree)
     if saved is None or (path is None and saved.most_tokens < needed):
         why = "no cost model for this target on this device"
@@ -118,7 +143,8 @@ def _cost_model_for(
         texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("measuring steps", ROUNDS_IN_A_RUN * (1 + len(short.methods()))) as note:
             fresh = profile_drafting(short, ROUNDS_IN_A_RUN, max(most, saved.most_tokens), texts, note)
-        drafting = dataclasses.replace(fresh, predicting={**known, **fresh.predicting})
+        # What is known stays as it is: runs that were made by it can then be gone on with and compared.
+        drafting = dataclasses.replace(drafting or fresh, predicting={**fresh.predicting, **known})
         saved = saved.with_drafting(drafting)
         if path is None:
             _keep(saved, None)

@@ -332,6 +332,22 @@ def read_cost_model(path: Path, what: str) -> SavedCostModel:
         ) from error
 
 
+def from_manifest(found: Any, what: str) -> SavedCostModel:
+    """The model that a run's manifest holds; the inverse of `SavedCostModel.manifest`.
+
+    Args:
+        what: begins a message.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        own = {each.name: found[each.name] for each in dataclasses.fields(SavedCostModel)}
+        return _ADAPTER.validate_json(json.dumps(own))
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{what}: its cost model is damaged; start a new run") from error
+
+
 def cost_model_text(saved: SavedCostModel) -> str:
     """What a file holds."""
     return json.dumps(saved.to_json(), indent=1, allow_nan=False) + "\n"

@@ -17,7 +17,7 @@ from ecospec.harness.recording.folder import Recording, open_recording
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
 from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
-from ecospec.harness.report import YARDSTICKS
+from ecospec.harness.report import LEAST_HEADROOM, YARDSTICKS
 from ecospec.harness.report_notes import NONE
 from ecospec.harness.stats import Ratio, paired_ratio
 from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
@@ -188,7 +188,7 @@ def _rows(
             for name in YARDSTICKS:
                 most = rate(method.budget, name)
                 if most is not None:
-                    headroom[name] = None if most <= base else (speedup.value - base) / (most - base)
+                    headroom[name] = (speedup.value - base) / (most - base) if most > base * LEAST_HEADROOM else None
         rows.append(
             ReplayRow(
                 label=AR if method is None else method.label,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ecospec.errors import UserError
 from ecospec.harness.choosing import TokenChooser
@@ -17,7 +18,7 @@ from ecospec.harness.decoding import decode_ar
 from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
-from ecospec.harness.manifest import checkpoint_hash
+from ecospec.harness.manifest import checkpoint_hash, folder_hash
 from ecospec.harness.preparing import bound_estimator, bound_predictor, view_of
 from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
@@ -68,7 +69,12 @@ class _Gathered:
             entropies[0] = 0.0
             self.entropies.append(entropies.astype(np.float32))
         if keep_states:
-            self.states.append(states.states.float().cpu().numpy().astype(np.float16))
+            half = states.states.to(torch.float16).cpu().numpy()
+            if not np.isfinite(half).all():
+                raise UserError(
+                    "the drafter's states are too large for what a recording keeps; record without --states"
+                )
+            self.states.append(half)
             self.state_rows.append((rows + self.met).astype(np.int32))
             self.met += len(states.states)
 
@@ -101,11 +107,13 @@ class Recorder:
                 )
             self.predictors[label] = bound_predictor(label, predictor, parts)
         self.estimators: dict[str, AskedEstimator] = {}
+        self.estimators_sha256: list[str | None] = []
         for spec in estimators:
             estimator = plugins.create_estimator(spec)
             asked = bound_estimator(estimator, parts, config.temperature)
             asked.check_prompts({prompt_key(request.ids): request.id for request in self.bench.requests})
             self.estimators[spec_of(estimator)] = asked
+            self.estimators_sha256.append(folder_hash(getattr(estimator, "path", None)))
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says."""
@@ -115,6 +123,7 @@ class Recorder:
             **{name: identity[name] for name in FACTS},
             "predictors": list(self.predictors),
             "estimators": list(self.estimators),
+            "estimators_sha256": self.estimators_sha256,
             "states": self.states,
             "target_sha256": checkpoint_hash(self.bench.loaded.folder),
             "outputs": len(self.bench.prompt_ids),

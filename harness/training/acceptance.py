@@ -123,31 +123,38 @@ def examples_of(gathered: Gathered) -> Examples:
     )
 
 
-def fit(requests: Sequence[RecordedRequest], *, seed: int = 0) -> Fitted:
-    """Fit all estimators to the requests of one temperature.
+def fit(prompts: Sequence[Sequence[RecordedRequest]], *, seed: int = 0) -> Fitted:
+    """Fit all estimators to the recorded requests of one temperature.
+
+    Args:
+        prompts: the requests of each prompt, of which a recording may hold several; they are held out together.
 
     Raises:
-        UserError: there are too few prompts to hold some out.
+        UserError: there are too few prompts to hold some out, or their outputs are too short.
     """
-    if len(requests) < 2 * HELD_OUT_EVERY:
-        raise UserError(f"{len(requests)} prompts to fit acceptance to; expected at least {2 * HELD_OUT_EVERY}")
-    kept = [each for at, each in enumerate(requests) if at % HELD_OUT_EVERY]
-    held_out = gather([each for at, each in enumerate(requests) if at % HELD_OUT_EVERY == 0])
-    own = gather(kept)
+    if len(prompts) < 2 * HELD_OUT_EVERY:
+        raise UserError(f"{len(prompts)} prompts to fit acceptance to; expected at least {2 * HELD_OUT_EVERY}")
+    # A prompt without a tree of more than a root says nothing, so that it takes no place among those that do.
+    useful = [each for each in prompts if any((request.sizes > 1).any() for request in each)]
+    kept = [each for at, each in enumerate(useful) if at % HELD_OUT_EVERY]
+    held_out = gather([request for at, each in enumerate(useful) if at % HELD_OUT_EVERY == 0 for request in each])
+    own = gather([request for each in kept for request in each])
     if not own.steps or not held_out.steps:
         raise UserError("the recorded outputs are too short to fit acceptance to; expected more than one token each")
     curves = isotonic.fit_curves(*(own.nodes(name) for name in ("depths", "ranks", "path_probs", "accepted")))
     weights = None
     if own.with_states and held_out.with_states:
-        stopping = [each for at, each in enumerate(kept) if at % HELD_OUT_EVERY == 0]
-        fitting = [each for at, each in enumerate(kept) if at % HELD_OUT_EVERY]
+        stopping = [request for at, each in enumerate(kept) if at % HELD_OUT_EVERY == 0 for request in each]
+        fitting = [request for at, each in enumerate(kept) if at % HELD_OUT_EVERY for request in each]
+        if not stopping or not fitting:
+            raise UserError("too many of the recorded outputs are a single token; expected more prompts to fit to")
         weights, _ = fit_weights(examples_of(gather(fitting)), examples_of(gather(stopping)), seed=seed)
     accepted = held_out.nodes("accepted")
     judged = {DRAFT: judge(held_out.nodes("path_probs"), accepted)}
     judged[isotonic.KIND] = judge(_by_curves(curves, held_out), accepted)
     if weights is not None:
         judged[learned.KIND] = judge(_by_weights(weights, held_out), accepted)
-    return Fitted(curves, weights, judged, len(kept), len(requests) - len(kept))
+    return Fitted(curves, weights, judged, len(kept), len(useful) - len(kept))
 
 
 def _by_curves(curves: Mapping[str, isotonic.Curve], gathered: Gathered) -> FloatArray:
@@ -175,20 +182,29 @@ def fit_recordings(folders: Sequence[Path], output: Path, *, seed: int = 0) -> d
     Raises:
         UserError: the recordings are of different targets, drafters or trees' facts; the folder is in use.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output {output}: not an empty folder; expected a new one")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"--seed {seed}: expected an integer from 0 to 2^63 - 1")
+    try:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise UserError(f"--output {output}: not an empty folder; expected a new one")
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be made ({error.strerror})") from error
     recordings = [open_recording(folder) for folder in folders]
     facts = _shared_facts(recordings)
-    by_temperature: dict[str, list[RecordedRequest]] = {}
+    by_temperature: dict[str, dict[str, list[RecordedRequest]]] = {}
     prompts: set[str] = set()
     for recording in recordings:
         key = temperature_key(float(recording.manifest["temperature"]))
         for entry, request in recording.requests():
-            by_temperature.setdefault(key, []).append(request)
+            by_temperature.setdefault(key, {}).setdefault(entry.prompt, []).append(request)
             prompts.add(entry.prompt)
-    fitted = {key: fit(requests, seed=seed) for key, requests in sorted(by_temperature.items())}
-    output.mkdir(parents=True, exist_ok=True)
+    fitted = {key: fit(list(found.values()), seed=seed) for key, found in sorted(by_temperature.items())}
     weights = {key: each.weights for key, each in fitted.items() if each.weights is not None}
+    try:
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be made ({error.strerror})") from error
     if weights:
         write_weights(output, weights)
     written = {
@@ -208,7 +224,7 @@ def fit_recordings(folders: Sequence[Path], output: Path, *, seed: int = 0) -> d
         },
     }
     (output / CARD).write_text(card_text(fitted, recordings), encoding="utf-8")
-    (output / FACTS).write_text(json.dumps(written) + "\n", encoding="utf-8")
+    (output / FACTS).write_text(json.dumps(written, allow_nan=False) + "\n", encoding="utf-8")
     return fitted
 
 

@@ -64,7 +64,7 @@ def test_steps_are_what_was_recorded(recorded: Callable[..., Path]) -> None:
 
 def test_fitting_judges_by_prompts_that_were_held_out(recorded: Callable[..., Path]) -> None:
     requests = [request for _, request in open_recording(recorded("rec", "--states")).requests()]
-    fitted = fit(requests)
+    fitted = fit([[request] for request in requests])
     assert (fitted.prompts, fitted.held_out) == (8, 2)
     assert set(fitted.judged) == {DRAFT, isotonic.KIND, learned.KIND}
     held_out = gather([requests[0], requests[5]])
