@@ -20,7 +20,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.costs import measuring, preparing, profiling
 from ecospec.harness.costs.forcing import sweep_cells, token_counts
 from ecospec.harness.costs.preparing import cost_model_for
-from ecospec.harness.costs.saved import SavedCostModel, read_cost_model
+from ecospec.harness.costs.saved import SavedCostModel, from_manifest, read_cost_model
 from ecospec.harness.costs.store import store_folder
 from ecospec.harness.costs.text import uniform_experts
 from ecospec.harness.drafters.loading import choose_drafter
@@ -219,7 +219,7 @@ def test_a_run_profiles_what_is_not_there_yet_and_nothing_else(
     assert set(first.draftings[0].predicting) == {learned, "oracle"}
     assert first.for_method("oracle") == first.for_method()  # whose passes no timing includes
     assert first.for_method(learned).other_seconds > 0
-    assert first.most_tokens == 4
+    assert first.most_tokens == 11  # the whole tree, so that a run at any γ is served
 
     assert run.model() == first
     assert run.measured == []
@@ -247,8 +247,11 @@ def test_larger_passes_than_were_measured_are_measured(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Counted(checkpoints, monkeypatch)
-    assert run.model().most_tokens == 4
-    assert run.model(budget=6).most_tokens == 6
+    first = run.model()
+    assert first.most_tokens == 11
+    assert run.model(budget=11) == first
+    assert run.measured == []
+    assert run.model(draft_topk=3, budget=12).most_tokens == 22
     assert run.measured == ["profile"]
 
 
@@ -293,3 +296,30 @@ def test_passes_that_went_elsewhere_are_refused(checkpoints: Checkpoints, monkey
 
 def test_the_lower_quartile_is_what_is_typical() -> None:
     assert measuring.typical([4.0, 1.0, 2.0, 3.0, 90.0]) == 2.0
+
+
+def test_a_further_predictor_leaves_what_is_known_as_it_was(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Counted(checkpoints, monkeypatch)
+    learned = run.config.predictor[0]
+    whole = run.predictors
+    run.predictors = {name: each for name, each in whole.items() if name != learned}
+    first = run.model()
+    run.predictors = whole
+    second = run.model()
+    assert run.measured == ["profile_drafting"]
+    assert learned not in first.draftings[0].predicting
+    assert learned in second.draftings[0].predicting
+    # A run that was made by the first can be gone on with and compared.
+    assert second.for_method() == first.for_method()
+    assert second.for_method("oracle") == first.for_method("oracle")
+
+
+def test_what_a_manifest_holds_of_a_cost_model_comes_back(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Counted(checkpoints, monkeypatch).model()
+    assert from_manifest(json.loads(json.dumps(saved.manifest())), "here") == saved
+    with pytest.raises(UserError, match="here: its cost model is damaged"):
+        from_manifest({**saved.manifest(), "points": 3}, "here")
