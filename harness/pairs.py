@@ -38,6 +38,8 @@ def pairs_of(runs: Sequence[RunData]) -> list[Pair]:
 
     Only the prompts that all methods of a run finished, and the methods that all runs have.
     """
+    if not all((run.folder / RECORDS).is_file() for run in runs):
+        return []  # begun, and killed before the first prompt
     records = {run.name: read_records(run.folder / RECORDS) for run in runs}
     ahead = {label for run in runs for label in run.manifest["true_routing"]}
     common = [

@@ -26,7 +26,7 @@ def read_report(path: Path) -> Report | None:
 
 
 def _row(raw: dict[str, Any]) -> MethodRow:
-    ratios = {key: _ratio(raw[key]) for key in ("speedup", "decode_speedup", "over_baseline")}
+    ratios = {key: _ratio(raw[key]) for key in ("speedup", "decode_speedup", "over_baseline", "verification_speedup")}
     depths = {key: tuple(raw[key]) for key in ("reached_by_depth", "accepted_by_depth")}
     spread = raw["decode_spread"] and Spread(**raw["decode_spread"])
     return MethodRow(**{**raw, **ratios, **depths, "decode_spread": spread, "lossless": Lossless(**raw["lossless"])})

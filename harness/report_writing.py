@@ -56,8 +56,9 @@ def rendered(folder: Path, runs: Sequence[RunData], kind: str) -> str:
     if one:
         return report_markdown(runs[0].report, runs[0].manifest, [run.unfinished for run in runs if run.missing])
     lines = [f"{run.name}: {run.unfinished}" for run in runs if run.missing]
-    pairs = [pairs_markdown(pairs_of(runs)).rstrip()] if averaged(runs) else []
-    return "\n\n".join([summary_markdown(reports, averaged(runs)).rstrip(), *pairs, *lines]) + "\n"
+    pairs = pairs_of(runs) if averaged(runs) else []
+    blocks = [pairs_markdown(pairs).rstrip()] if pairs else []
+    return "\n\n".join([summary_markdown(reports, averaged(runs)).rstrip(), *blocks, *lines]) + "\n"
 
 
 def write_page(folder: Path, runs: Sequence[RunData], output: Path | None) -> Path:

@@ -250,6 +250,8 @@ def read_manifest(path: Path, option: str = "--resume") -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{option}: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
+    if isinstance(manifest, dict) and isinstance(manifest.get("kind"), str):
+        raise UserError(f"{option}: {path.parent} holds an {manifest['kind']} and no run; expected a run's folder")
     speed = manifest.get("copy_bytes_per_second", 1.0) if isinstance(manifest, dict) else None
     if not isinstance(speed, int | float) or isinstance(speed, bool) or not (math.isfinite(speed) and speed > 0):
         raise UserError(f"{option}: {path} is damaged (not a run's manifest); start a new run")

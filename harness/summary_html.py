@@ -42,6 +42,7 @@ def summary_html(runs: Sequence[RunData], title: str, average: bool, folder: Pat
     """
     reports = {run.name: run.report for run in runs}
     methods = summary_methods(reports)
+    pairs = pairs_of(runs) if average else []
     return (
         environment()
         .get_template("summary.html")
@@ -53,7 +54,7 @@ def summary_html(runs: Sequence[RunData], title: str, average: bool, folder: Pat
             runs=[_line(run, folder) for run in runs],
             header=summary_header(),
             tables=[(method, summary_lines(reports, method, average)) for method in methods],
-            pairs=pair_rows(pairs_of(runs)) if average else None,
+            pairs=pair_rows(pairs) if pairs else None,
             pairs_title=TITLE,
             average=average,
             notes=[f"{run.name}: {run.unfinished}" for run in runs if run.missing],

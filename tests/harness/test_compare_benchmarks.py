@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,7 +140,11 @@ def test_what_pytest_benchmark_writes_can_be_read(command: Callable[..., Any], t
         "def test_it(benchmark):\n    benchmark.pedantic(sum, args=(range(1000),), rounds=32)\n", encoding="utf-8"
     )
     arguments = ("-q", "-p", "no:cacheprovider", "--benchmark-json=found.json", "test_it.py")
-    subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    # Not as a part of the session that this test may be run by several processes of.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, check=True, capture_output=True, env=environment
+    )
     ran = command("compare", "found.json", "found.json")
     assert (ran.code, ran.err) == (0, "")
     assert "test_it.py::test_it" in ran.out
