@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 import platformdirs
 
 from ecospec.errors import UserError
 from ecospec.harness.costs.saved import CostKey, SavedCostModel, cost_model_text, read_cost_model
+from ecospec.harness.writing import write_text
 
 VARIABLE = "ECOSPEC_COST_MODELS"
 
@@ -69,19 +69,9 @@ def save_cost_model(saved: SavedCostModel, path: Path | None = None) -> Path:
     path = path_of(saved.key) if path is None else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
-            partial = Path(file.name)
-            try:
-                file.write(cost_model_text(saved))
-                file.flush()
-                os.fsync(file.fileno())
-                partial.chmod(0o644)  # temporary files are their owner's alone
-                partial.replace(path)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
     except OSError as error:
         raise UserError(
             f"cost model {path}: cannot be written ({error.strerror}); expected a folder that can, in ${VARIABLE}"
         ) from error
+    write_text(path, cost_model_text(saved))
     return path
