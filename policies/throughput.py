@@ -85,32 +85,56 @@ class _Selected:
     expected: float
     seconds: float
 
+    def add(self, node: int, expected: float, seconds: float) -> None:
+        self.nodes.append(node)
+        self.paid.append(seconds)
+        self.expected += expected
+        self.seconds += seconds
+
 
 def _grow(state: _Selected, request: SelectionRequest) -> None:
     """Add the nodes that raise the rate, the best first, up to the budget."""
     cost, own, children = request.cost(), request.expert_sets().bits, request.tree.children
+    per_token, per_pair = cost.token_seconds, cost.pair_seconds
     scores = request.node_scores.tolist()
-    expected, seconds = state.expected, state.seconds
     uncovered = ~(request.initial_buffer() | np.bitwise_or.reduce(own[state.nodes], axis=0))
     candidates = [child for node in state.nodes for child in children[node] if child not in state.nodes]
+
+    def pays(node: int, seconds: float) -> bool:
+        # F/T after an addition lies between F/T and ΔF/ΔT: it rises if the latter is above it.
+        return bool(scores[node] * state.seconds > state.expected * seconds)
+
+    def take(node: int, seconds: float) -> None:
+        np.bitwise_and(uncovered, ~own[node], out=uncovered)
+        state.add(node, scores[node], seconds)
+        candidates.remove(node)
+        candidates.extend(children[node])
+
     while candidates and len(state.nodes) < request.budget:
         # A candidate's ancestors are all in S, so that it adds its own set alone.
-        new_pairs = np.add.reduce(np.bitwise_count(own.take(candidates, 0) & uncovered), axis=1, dtype=np.int32)
+        new = own.take(candidates, 0)
+        new &= uncovered
+        found = np.add.reduce(np.bitwise_count(new), axis=1, dtype=np.int32).tolist()
         gain, added, pick = -1.0, 1.0, -1
-        for node, pairs in zip(candidates, new_pairs.tolist(), strict=True):
-            more = cost.token_seconds + cost.pair_seconds * pairs
-            if scores[node] * added > gain * more:  # as products, since an addition may cost nothing
-                gain, added, pick = scores[node], more, node
-        # F/T after an addition lies between F/T and ΔF/ΔT: it rises if the latter is above it.
-        if gain * seconds <= expected * added:
+        for node, pairs in zip(candidates, found, strict=True):
+            score, seconds = scores[node], per_token + per_pair * pairs
+            if score * added > gain * seconds:  # as products, since an addition may cost nothing
+                gain, added, pick = score, seconds, node
+        if pick < 0 or not pays(pick, added):
             break
-        uncovered &= ~own[pick]
-        expected, seconds = expected + gain, seconds + added
-        state.nodes.append(pick)
-        state.paid.append(added)
-        candidates.remove(pick)
-        candidates.extend(children[pick])
-    state.expected, state.seconds = expected, seconds
+        others = []
+        if request.tree.size <= request.budget:
+            # Every node fits, so that none keeps another out, and all that pay can come in one round.
+            others = [
+                node
+                for node, pairs in zip(candidates, found, strict=True)
+                if node != pick and pays(node, per_token + per_pair * pairs)
+            ]
+        take(pick, added)
+        for node in others:
+            added = per_token + per_pair * int(count_pairs(own[node] & uncovered))
+            if pays(node, added):
+                take(node, added)
 
 
 def _drop(state: _Selected, request: SelectionRequest) -> bool:
@@ -131,10 +155,8 @@ def _drop(state: _Selected, request: SelectionRequest) -> bool:
         node = state.nodes[place]
         if not unpaid(place, state.paid[place]) or any(parents[other] == node for other in state.nodes):
             continue
-        others = request.initial_buffer()
-        for other in state.nodes:
-            if other != node:
-                others |= own[other]
+        rest = state.nodes[:place] + state.nodes[place + 1 :]
+        others = request.initial_buffer() | np.bitwise_or.reduce(own.take(rest, 0), axis=0)
         saved = cost.token_seconds + cost.pair_seconds * int(count_pairs(own[node] & ~others))
         if unpaid(place, saved):
             state.expected -= scores[node]

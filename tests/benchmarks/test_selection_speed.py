@@ -40,6 +40,7 @@ BURSTS, ROUNDS, PAUSE_SECONDS = 8, 200, 0.2
 PAPER = (11, 4, 100e-6)
 LARGE = (64, 32, 2e-3)
 LARGE_IN_TIME = (64, 32, 500e-6)
+ALL_IN_TIME = (64, 64, 500e-6)
 WORTH_IT = CostModel(1.0, 1e-9, 1e-9, pairs_by_tokens=tuple(700.0 * n for n in range(1, 65)))
 """A step takes its time whatever it verifies, so that every node up to γ is worth adding: the longest search."""
 
@@ -57,13 +58,13 @@ def parts(nodes: int) -> tuple[np.ndarray, np.ndarray, ExpertSets]:
 @pytest.mark.parametrize(
     ("policy", "nodes", "budget", "bound_seconds"),
     [
-        pytest.param(policy, *size, id=f"{policy.name}-{size[0]}-nodes")
+        pytest.param(policy, *size, id=f"{policy.name}-{size[0]}-nodes" + ("-all" if size[0] == size[1] else ""))
         for policy, sizes in (
             (MarginalCost(), (PAPER, LARGE)),
             (GlobalCost(), (PAPER, LARGE)),
             (Confidence(), (PAPER, LARGE)),
             (Adaptive(), (PAPER, LARGE_IN_TIME)),
-            (Throughput(), (PAPER, LARGE_IN_TIME)),
+            (Throughput(), (PAPER, LARGE_IN_TIME, ALL_IN_TIME)),
         )
         for size in sizes
     ],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ecospec.policies import (
     SelectionRequest,
     Throughput,
     run_policy,
+    throughput,
 )
 from ecospec.policies.yardsticks import count_selections, selections
 
@@ -127,6 +129,24 @@ def test_no_single_node_more_or_less_would_raise_the_rate(seed: int) -> None:
             assert rate_of(request, other) <= rate_of(request, nodes) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_every_move_of_the_search_raises_the_rate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = random_request(seed, covered=seed % 2 == 1)
+    request = replace(request, budget=request.budget if seed % 3 else request.tree.size)  # also where all fit
+    rates: list[float] = []
+    add = throughput._Selected.add
+
+    def adding(state: throughput._Selected, node: int, expected: float, seconds: float) -> None:
+        rates.append(rate_of(request, state.nodes))
+        add(state, node, expected, seconds)
+        assert state.expected / state.seconds == pytest.approx(rate_of(request, state.nodes), rel=1e-9)
+        rates.append(rate_of(request, state.nodes))
+
+    monkeypatch.setattr(throughput._Selected, "add", adding)
+    rates.append(rate_of(request, Throughput().select(request)))
+    assert all(after >= before * (1 - 1e-12) for before, after in pairwise(rates))
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_optimal_is_the_best_of_all_selections(seed: int) -> None:
     request = random_request(seed, rising=seed % 3 == 0, covered=seed % 2 == 1)
@@ -187,6 +207,14 @@ def test_what_costs_nothing_is_taken_and_what_brings_nothing_is_not() -> None:
     tree = DraftTree(np.arange(3), np.array([-1, 0, 0]), np.array([1.0, 0.3, 0.0]))
     request = SelectionRequest(tree, 3, one_layer({0}, {0}, {0}), cost_model=CostModel(1.0, 0.0, 0.0))
     assert Throughput().select(request) == [0, 1]
+
+
+def test_what_costs_and_brings_nothing_is_left() -> None:
+    # Estimates may rise along a path: node 2 is not looked at before node 1 is taken.
+    tree = DraftTree(np.arange(3), np.array([-1, 0, 1]), np.ones(3))
+    free = CostModel(2.0, 0.0, 0.0)
+    request = SelectionRequest(tree, 2, one_layer({0}, {0}, {0}), None, free, np.array([1.0, 0.0, 0.9]))
+    assert Throughput().select(request) == [0]
 
 
 def test_a_node_worth_exactly_its_time_does_not_come_and_go_for_ever() -> None:
