@@ -45,27 +45,33 @@ def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ecospec.harness.app import as_user_errors, quieten
-    from ecospec.harness.recording.recorder import Recorder
+    from ecospec.harness.recording.preparing import prepare_all
 
     quieten()
     specs = spec_texts(options.pop("predictor"))
     config = RunConfig(policy=("confidence",), predictor=specs, **options)
-    assert config.output is not None
+    output = config.output
+    assert output is not None
     with as_user_errors(config):
-        recorder = Recorder(config, [spec for spec in spec_texts(acceptance) if spec != "draft"], states=states)
+        recorders = prepare_all(config, [spec for spec in spec_texts(acceptance) if spec != "draft"], states=states)
         columns = [TextColumn("recording"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("", total=len(recorder.bench.prompt_ids))
+            task = bar.add_task("", total=sum(len(each.bench.prompt_ids) for each in recorders.values()))
+            writers = []
             try:
-                writer = recorder.record(config.output, resume=config.resume, on_request=lambda _: bar.advance(task))
+                for folder, recorder in recorders.items():
+                    resume = recorder.bench.config.resume
+                    writers.append(recorder.record(folder, resume=resume, on_request=lambda _: bar.advance(task)))
             except KeyboardInterrupt:
                 click.echo(
-                    f"ecospec-bench: interrupted; the same command with --resume goes on with {config.output}", err=True
+                    f"ecospec-bench: interrupted; the same command with --resume goes on with {output}", err=True
                 )
                 return EXIT_INTERRUPTED
-    size = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
-    ties = sum(entry.ties for entry in writer.entries)
-    click.echo(f"{len(writer.entries)} requests, {size / 1e6:.1f} MB, in {config.output}")
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    entries = [entry for writer in writers for entry in writer.entries]
+    ties = sum(entry.ties for entry in entries)
+    suites = f" of {len(writers)} suites" if len(writers) > 1 else ""
+    click.echo(f"{len(entries)} requests{suites}, {size / 1e6:.1f} MB, in {output}")
     if ties:
         click.echo(
             f"at {ties} positions a pass over the whole tree chose another token than plain decoding; a live run can "

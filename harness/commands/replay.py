@@ -12,7 +12,7 @@ from ecospec.harness.cli_options import integers, option, spec_texts
 
 
 @click.command()
-@click.argument("recording", type=click.Path(path_type=Path))
+@click.argument("recordings", nargs=-1, required=True, metavar="RECORDING...", type=click.Path(path_type=Path))
 @option(
     "--policy",
     multiple=True,
@@ -27,10 +27,10 @@ from ecospec.harness.cli_options import integers, option, spec_texts
     type=click.Path(path_type=Path),
     help="What 'ecospec-bench profile' saved, a YAML file of a device and a geometry, or a projection's name.",
 )
-@option("--limit", type=int, help="At most so many requests.  [default: all]", show_default=False)
+@option("--limit", type=int, help="At most so many requests of each recording.  [default: all]", show_default=False)
 @option("--output", type=click.Path(path_type=Path), help="JSON file to write as well.")
 def replay(
-    recording: Path,
+    recordings: tuple[Path, ...],
     policy: tuple[str, ...],
     budget: tuple[int, ...],
     predictor: tuple[str, ...],
@@ -39,7 +39,9 @@ def replay(
     limit: int | None,
     output: Path | None,
 ) -> None:
-    """What policies would do over a recording: the α and E of a live run, without the target.
+    """What policies would do over recordings: the α and E of a live run, without the target.
+
+    Several, or a folder of them, are replayed as one: those of several suites.
 
     Seconds come from a cost model, where one is given: they are what such steps would take where it holds, and no
     measurement.
@@ -47,7 +49,7 @@ def replay(
     from rich.console import Console
 
     from ecospec.harness.app import console_width
-    from ecospec.harness.recording.comparing import ReplayAsked, replay_recording, replay_tables
+    from ecospec.harness.recording.comparing import ReplayAsked, replay_recordings, replay_tables
 
     asked = ReplayAsked(
         policies=spec_texts(policy),
@@ -57,7 +59,7 @@ def replay(
         cost_model=cost_model,
         limit=limit,
     )
-    found = replay_recording(recording, asked)
+    found = replay_recordings(recordings, asked)
     console = Console(width=console_width())
     for table in replay_tables(found):
         console.print(table)

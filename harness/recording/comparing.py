@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ecospec.errors import UserError, nearest
 from ecospec.harness.plugins import load_plugins
-from ecospec.harness.recording.folder import Recording, open_recording
+from ecospec.harness.recording.folder import Recording
+from ecospec.harness.recording.pooling import open_recordings
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
 from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
@@ -72,7 +73,7 @@ class Replayed:
         notes: what the table must not be used for. costs: name of what seconds are reckoned with.
     """
 
-    recording: Recording
+    recordings: tuple[Recording, ...]
     rows: tuple[ReplayRow, ...]
     requests: tuple[ReplayedRequest, ...]
     notes: tuple[str, ...]
@@ -81,8 +82,8 @@ class Replayed:
     def to_json(self) -> dict[str, Any]:
         """All figures, and the sums by request that they are made of."""
         return {
-            "schema": 1,
-            "recording": str(self.recording.folder),
+            "schema": 2,
+            "recordings": [str(recording.folder) for recording in self.recordings],
             "costs": self.costs,
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
@@ -123,32 +124,34 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCos
     return methods
 
 
-def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
-    """Replay a recording.
+def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
+    """Replay one recording, or several as one.
 
     Raises:
-        UserError: it cannot be read, or lacks what is asked for.
+        UserError: one cannot be read, they do not belong together, or they lack what is asked for.
     """
     if asked.limit is not None and asked.limit < 1:
         raise UserError(f"--limit {asked.limit}: expected an integer of at least 1")
-    recording = open_recording(folder)
-    recording = replace(recording, entries=recording.entries[: asked.limit])
-    chosen = {entry.id: request for entry, request in recording.requests()}
+    recordings = tuple(
+        replace(recording, entries=recording.entries[: asked.limit]) for recording in open_recordings(folders)
+    )
+    chosen = {entry.id: request for recording in recordings for entry, request in recording.requests()}
+    manifest = recordings[0].manifest
     costs = None
     if asked.cost_model is not None:
-        costs = read_costs(asked.cost_model, recording.manifest, list(chosen.values()))
-    methods = methods_of(asked, recording.manifest, costs)
-    geometry = recording.manifest["geometry"]
+        costs = read_costs(asked.cost_model, manifest, list(chosen.values()))
+    methods = methods_of(asked, manifest, costs)
+    geometry = manifest["geometry"]
     plain = plain_decoding(chosen, None if costs is None else costs.cost(None))
     found: list[list[ReplayedRequest]] = [[] for _ in methods]
     for each in replay(chosen.items(), methods, geometry["experts"]):
         for column, replayed in zip(found, each, strict=True):
             column.append(replayed)
     return Replayed(
-        recording,
+        recordings,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recording, methods, costs)),
+        tuple(_notes(recordings, methods, costs)),
         None if costs is None else costs.name,
     )
 
@@ -208,15 +211,24 @@ def _rows(
     return rows
 
 
-def _notes(recording: Recording, methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
-    manifest = recording.manifest
+def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
+    manifest = recordings[0].manifest
+    requests = sum(len(each.entries) for each in recordings)
+    folders = ", ".join(str(each.folder) for each in recordings)
+    suites = ", ".join(dict.fromkeys(str(each.manifest["suite"]) for each in recordings))
     notes = [
-        f"replayed from {recording.folder}: {len(recording.entries)} requests of {manifest['suite']}, "
+        f"replayed from {folders}: {requests} requests of {suites}, "
         f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
     ]
-    missing = manifest["outputs"] - len(recording.entries)
-    if missing:
-        notes.append(f"interrupted: {missing} of {manifest['outputs']} requests are not recorded (--resume goes on)")
+    if len(recordings) > 1:
+        notes.append("α and E are pooled over the steps of all suites, speed-ups over their seconds")
+    for each in recordings:
+        missing = each.manifest["outputs"] - len(each.entries)
+        if missing:
+            notes.append(
+                f"{each.folder}: {missing} of {each.manifest['outputs']} requests are not in this replay "
+                "(--limit, or an interrupted recording, which --resume goes on with)"
+            )
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
@@ -224,7 +236,7 @@ def _notes(recording: Recording, methods: Sequence[ReplayMethod], costs: ReplayC
     ahead = sorted({method.label for method in methods if method.sees_ahead})
     if ahead:
         notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")
-    ties = sum(entry.ties for entry in recording.entries)
+    ties = sum(entry.ties for each in recordings for entry in each.entries)
     if ties:
         notes.append(f"at {ties} positions the recorded pass chose another token than plain decoding did")
     return notes

@@ -19,7 +19,7 @@ from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
 from ecospec.harness.manifest import checkpoint_hash, folder_hash
-from ecospec.harness.preparing import bound_estimator, bound_predictor, view_of
+from ecospec.harness.preparing import Parts, bound_estimator, bound_predictor, view_of
 from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.harness.requests import Request
@@ -82,19 +82,22 @@ class _Gathered:
 class Recorder:
     """A recording that is ready to start: everything loaded and checked, nothing written yet."""
 
-    def __init__(self, config: RunConfig, estimators: Sequence[str], *, states: bool) -> None:
+    def __init__(
+        self, config: RunConfig, estimators: Sequence[str], *, states: bool, parts: Parts | None = None
+    ) -> None:
         """Load and check all parts.
 
         Args:
             estimators: specs of acceptance estimators to ask, by label later on.
             states: whether the drafter's hidden states are kept, for fitting an estimator that reads them.
+            parts: what another recorder has loaded for the same options.
 
         Raises:
             UserError: as of a run; also for a predictor that looks at the true routing, which is recorded as it is.
         """
         if config.batch_size != 1:
             raise UserError(f"--batch-size {config.batch_size}: a recording is of single requests; expected 1")
-        self.bench = Bench(replace(config, policy=("confidence",), baseline="confidence"))
+        self.bench = Bench(replace(config, policy=("confidence",), baseline="confidence"), parts=parts)
         parts, plugins = self.bench.parts, self.bench.plugins
         check_experts(parts.loaded.target, "a recording")
         self.states = states

@@ -1,0 +1,43 @@
+"""What ``record`` is asked for, made ready: a recorder for each suite, with one loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ecospec.errors import UserError
+from ecospec.harness.config import RunConfig
+from ecospec.harness.plugins import load_plugins
+from ecospec.harness.recording.folder import MANIFEST
+from ecospec.harness.recording.recorder import Recorder
+from ecospec.harness.several import named_suites, suites_asked
+from ecospec.harness.writing import is_unused
+from ecospec.suites import SUITES
+
+
+def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -> dict[Path, Recorder]:
+    """Recorders by their folders: ``--output`` for one suite, a folder in it for each of several.
+
+    Raises:
+        UserError: an unknown suite, a folder that cannot be used, or see `Recorder`.
+    """
+    output = config.output
+    assert output is not None
+    names = named_suites(config, suites_asked(config.suite, SUITES), load_plugins())
+    if len(names) == 1:
+        (suite,) = names
+        return {output: Recorder(replace(config, suite=suite), estimators, states=states)}
+    if (output / MANIFEST).exists():
+        raise UserError(f"--output {output}: a recording of one suite; expected another folder for {len(names)} suites")
+    if not config.resume and output.exists() and not (output.is_dir() and is_unused(output)):
+        raise UserError(f"--output {output}: not an empty folder; expected a new one, or --resume")
+    found: dict[Path, Recorder] = {}
+    first: Recorder | None = None
+    for suite, name in names.items():
+        folder = output / name
+        each = replace(config, suite=suite, output=folder, resume=config.resume and (folder / MANIFEST).exists())
+        recorder = Recorder(each, estimators, states=states, parts=first.bench.parts if first else None)
+        first = first or recorder
+        found[folder] = recorder
+    return found
