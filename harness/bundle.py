@@ -65,7 +65,11 @@ def write_bundle(
     for folder, kind in parts:
         plan += [(folder / kind / name, output / "predictor" / kind / name) for name in HEAD_FILES]
     if acceptance is not None:
-        plan += [(acceptance / name, output / "predictor" / "acceptance" / name) for name in ACCEPTANCE_FILES]
+        own = [
+            *ACCEPTANCE_FILES,
+            *([acceptance_folder.PLOT] if (acceptance / acceptance_folder.PLOT).is_file() else []),
+        ]
+        plan += [(acceptance / name, output / "predictor" / "acceptance" / name) for name in own]
     missing = [source for source, _ in plan if not source.is_file()]
     missing += [part / RECORD for part in (target, drafter) if not (part / RECORD).is_file()]
     if missing:

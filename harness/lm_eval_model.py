@@ -51,6 +51,7 @@ from ecospec.harness.records import AR
 from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.policies import AcceptanceNeed
 from ecospec.predictors.acceptance.asking import AskedEstimator
+from ecospec.predictors.acceptance.folder import temperature_key
 
 MAX_GEN_TOKS = 256
 """Most tokens of an output where a task does not say, as in lm-eval's own models."""
@@ -301,13 +302,22 @@ class EcospecLM(TemplateLM):
         return self._name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results say of the model, the acceptance length of the last requests among it."""
+        """What lm-eval's results say of the model, the acceptance length of the last requests among it.
+
+        Where estimates of acceptance come from a saved estimator, its folder and hash are there by temperature.
+        """
+        saved = {
+            temperature_key(temperature): {"folder": str(each.saved.folder), "sha256": each.saved.sha256}
+            for temperature, each in self._estimators.items()
+            if each.saved is not None
+        }
         steps = [step for generation in self.generations for step in generation.steps]
         return {
             "ecospec_policy": self.label,
             "ecospec_target": self._name,
             "ecospec_budget": self.config.budget,
             "ecospec_acceptance_length": sum(step.emitted for step in steps) / len(steps) if steps else None,
+            **({"ecospec_acceptance": saved} if saved else {}),
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from ecospec.errors import UserError
 from ecospec.harness.config import CHECKS, RunConfig
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.drafters.contract import BoundDrafter, Drafter
+from ecospec.harness.drafters.identity import parameters_of
 from ecospec.harness.drafters.loading import load_drafter
 from ecospec.harness.eagle3 import Eagle3Head
 from ecospec.harness.eagle3_loading import load_eagle3
+from ecospec.harness.estimators import saved_for, say_found, with_folder
 from ecospec.harness.loading import (
     DTYPES,
     LoadedTarget,
@@ -32,7 +35,7 @@ from ecospec.harness.records import AR
 from ecospec.harness.target import Target
 from ecospec.policies import AcceptanceNeed, ExpertNeed, Policy, spec_of
 from ecospec.predictors.acceptance.asking import AskedEstimator, bind_estimator
-from ecospec.predictors.acceptance.contract import AcceptanceEstimator
+from ecospec.predictors.acceptance.contract import AcceptanceEstimator, SavedFolder
 from ecospec.predictors.asking import bind
 from ecospec.predictors.contract import BoundPredictor, Predictor, TargetView
 from ecospec.predictors.pretrained import check_folder
@@ -50,6 +53,8 @@ class Parts:
     Attributes:
         bundle: the folder of the embedded model where that is used.
         bound: predictors by label, each loaded when a run first asks for it.
+        asked: the drafter before it was bound; None for one of which nothing is to be told from others.
+        told: the saved estimators of which the user has been told.
     """
 
     loaded: LoadedTarget
@@ -57,6 +62,8 @@ class Parts:
     drafter_name: str
     bundle: Path | None
     bound: dict[str, BoundPredictor] = field(default_factory=dict)
+    asked: Drafter | None = None
+    told: set[tuple[str, SavedFolder]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ def method_parts(policies: Mapping[str, Policy], predictors: Mapping[str, Predic
 def load_parts(config: RunConfig, drafter: Drafter, device: str, dtype: torch.dtype) -> Parts:
     """Target and drafter; predictors are loaded when they are asked for."""
     loaded, bundle = load_target_of(config, device, dtype)
-    return Parts(loaded, load_drafter(drafter, loaded, bundle), drafter.name, bundle)
+    return Parts(loaded, load_drafter(drafter, loaded, bundle), drafter.name, bundle, asked=drafter)
 
 
 def load_speculations(
@@ -265,7 +272,10 @@ def load_speculations(
 def view_of(parts: Parts) -> TargetView:
     """What predictors and estimators may know of a run's target and drafter."""
     view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")
-    return with_drafter(view, parts.drafter, parts.drafter_name)
+    view = with_drafter(view, parts.drafter, parts.drafter_name)
+    if parts.asked is None or view.stateless is None:
+        return view
+    return replace(view, stateless_facts=partial(parameters_of, parts.asked))
 
 
 def bound_predictor(label: str, predictor: Predictor, parts: Parts) -> BoundPredictor:
@@ -276,8 +286,19 @@ def bound_predictor(label: str, predictor: Predictor, parts: Parts) -> BoundPred
 
 
 def bound_estimator(estimator: AcceptanceEstimator, parts: Parts, temperature: float) -> AskedEstimator:
-    """The estimator for this target, drafter and temperature."""
-    return bind_estimator(estimator, view_of(parts), temperature)
+    """The estimator for this target, drafter and temperature: of the folder that its user named, or the target's own,
+    or the one that is saved for them, which is said on the terminal, once.
+
+    Raises:
+        UserError: there is none, or it does not fit.
+    """
+    view = view_of(parts)
+    saved = saved_for(estimator, view, temperature)
+    asked = bind_estimator(with_folder(estimator, saved), view, temperature, saved)
+    if saved is not None and (estimator.name, saved) not in parts.told:
+        parts.told.add((estimator.name, saved))
+        say_found(estimator, saved)
+    return asked
 
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -122,6 +122,7 @@ class Bench:
         )
         self.requests = [self.renderer.first(problem) for problem in self.suite.problems]
         estimators = {method.estimator for method in speculations.values() if method.estimator is not None}
+        self.saved_estimator = next((each.saved for each in estimators), None)
         for estimator in estimators:
             estimator.check_prompts({prompt_key(request.ids): request.id for request in self.requests})
         self.eos = eos_ids(target.model, self.loaded.tokenizer)
@@ -242,7 +243,10 @@ class Bench:
                 method.speculation is not None and method.speculation.policy.acceptance is AcceptanceNeed.ESTIMATED
                 for method in self.methods
             ),
-            "acceptance_sha256": folder_hash(getattr(self.estimator, "path", None)),
+            "acceptance_folder": None if self.saved_estimator is None else str(self.saved_estimator.folder),
+            "acceptance_sha256": folder_hash(getattr(self.estimator, "path", None))
+            if self.saved_estimator is None
+            else self.saved_estimator.sha256,
             "predictor_sha256": list(self.predictor_sha256.values()),
             "geometry": asdict(self.loaded.target.geometry),
             "feature_layers": list(self.loaded.target.feature_layers),

@@ -7,7 +7,7 @@ needs and checks that it fits the target, `start` opens one request. This module
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +44,7 @@ class TargetView:
         bundle: folder of the predictor that belongs to this target, used when the user names none.
         drafter: None where nothing is drafted, or by what has no states to train on.
         stateless: the name of such a drafter.
+        stateless_facts: gives what tells it from others of its name, to be written down as JSON; it may read files.
     """
 
     moe_layers: int
@@ -55,6 +56,7 @@ class TargetView:
     bundle: Path | None = None
     drafter: DrafterView | None = None
     stateless: str | None = None
+    stateless_facts: Callable[[], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

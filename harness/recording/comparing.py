@@ -107,7 +107,10 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCos
     estimators = [*manifest["estimators"], DRAFT]
     estimator = asked.estimator or estimators[0]
     if estimator not in estimators:
-        raise UserError(f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}")
+        raise UserError(
+            f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}; what "
+            "'record --acceptance' asks can be replayed"
+        )
     methods = []
     for budget in asked.budgets:
         if budget < 1:
@@ -232,7 +235,7 @@ def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], cos
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
-        notes.append(f"acceptance as estimated by {methods[0].estimator}")
+        notes.append(f"acceptance as estimated by {methods[0].estimator}{_saved(manifest, methods[0].estimator)}")
     ahead = sorted({method.label for method in methods if method.sees_ahead})
     if ahead:
         notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")
@@ -240,6 +243,15 @@ def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], cos
     if ties:
         notes.append(f"at {ties} positions the recorded pass chose another token than plain decoding did")
     return notes
+
+
+def _saved(manifest: Mapping[str, Any], label: str) -> str:
+    """Where the recording found an estimator that its user named no folder of, and a hash of that."""
+    columns = [manifest.get(name) or [] for name in ("estimators", "estimators_folders", "estimators_sha256")]
+    for name, folder, sha256 in zip(*columns, strict=False):
+        if name == label and folder is not None:
+            return f", when it was recorded: {folder} (sha256 {str(sha256)[:12]})"
+    return ""
 
 
 def replay_tables(found: Replayed) -> list[Table]:

@@ -111,12 +111,16 @@ class Recorder:
             self.predictors[label] = bound_predictor(label, predictor, parts)
         self.estimators: dict[str, AskedEstimator] = {}
         self.estimators_sha256: list[str | None] = []
+        self.estimators_folders: list[str | None] = []
         for spec in estimators:
             estimator = plugins.create_estimator(spec)
             asked = bound_estimator(estimator, parts, config.temperature)
             asked.check_prompts({prompt_key(request.ids): request.id for request in self.bench.requests})
             self.estimators[spec_of(estimator)] = asked
-            self.estimators_sha256.append(folder_hash(getattr(estimator, "path", None)))
+            saved = asked.saved
+            own = folder_hash(getattr(estimator, "path", None))
+            self.estimators_sha256.append(own if saved is None else saved.sha256)
+            self.estimators_folders.append(None if saved is None else str(saved.folder))
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says."""
@@ -127,6 +131,7 @@ class Recorder:
             "predictors": list(self.predictors),
             "estimators": list(self.estimators),
             "estimators_sha256": self.estimators_sha256,
+            "estimators_folders": self.estimators_folders,
             "states": self.states,
             "target_sha256": checkpoint_hash(self.bench.loaded.folder),
             "outputs": len(self.bench.prompt_ids),

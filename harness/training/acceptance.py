@@ -1,10 +1,9 @@
-"""Fitting acceptance estimators to recordings: the data, the fits, the folder and its card."""
+"""Fitting acceptance estimators to recordings: the data and the fits."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from ecospec.policies.arrays import FloatArray
 from ecospec.predictors.acceptance import isotonic, learned
 from ecospec.predictors.acceptance.contract import along_paths, never_rising, sibling_ranks
 from ecospec.predictors.acceptance.fitting import Examples, fit_weights
-from ecospec.predictors.acceptance.folder import CARD, FACTS, KIND, SCHEMA, temperature_key
+from ecospec.predictors.acceptance.folder import temperature_key
 from ecospec.predictors.acceptance.judging import Judgement, judge
 from ecospec.predictors.acceptance.learned import Floats, Weights
-from ecospec.predictors.acceptance.weights import write_weights
 
 HELD_OUT_EVERY = 5
 """Every fifth prompt is held out: it judges what was fitted, and nothing is fitted to it."""
@@ -72,6 +70,34 @@ class Fitted:
     judged: dict[str, Judgement]
     prompts: int
     held_out: int
+
+
+@dataclass(frozen=True)
+class FittedRecordings:
+    """What was fitted to recordings of one target and drafter; the mappings are by temperature.
+
+    Attributes:
+        facts: ``target`` and ``drafter``, by which what was fitted knows them again.
+        target, drafter: as the recordings were asked for them.
+        prompts: keys of the prompts that it was fitted to or judged by, see `prompt_key`.
+        suites: whose prompts these are.
+    """
+
+    facts: Mapping[str, Any]
+    target: str
+    drafter: str
+    fitted: Mapping[str, Fitted]
+    prompts: Mapping[str, frozenset[str]]
+    suites: Mapping[str, tuple[str, ...]]
+
+    def at(self, temperature: str) -> FittedRecordings:
+        """The part of one temperature."""
+        return replace(
+            self,
+            fitted={temperature: self.fitted[temperature]},
+            prompts={temperature: self.prompts[temperature]},
+            suites={temperature: self.suites[temperature]},
+        )
 
 
 def steps_of(request: RecordedRequest) -> Iterator[Step]:
@@ -176,56 +202,30 @@ def _by_weights(weights: Weights, gathered: Gathered) -> FloatArray:
     return np.concatenate(found)
 
 
-def fit_recordings(folders: Sequence[Path], output: Path, *, seed: int = 0) -> dict[str, Fitted]:
-    """Fit to every temperature that is recorded, and write the folder; what was fitted, by temperature.
+def fit_recordings(folders: Sequence[Path], *, seed: int = 0) -> FittedRecordings:
+    """Fit to every temperature that is recorded.
 
     Raises:
-        UserError: the recordings are of different targets, drafters or trees' facts; the folder is in use.
+        UserError: the recordings are of different targets or drafters, or there are too few prompts.
     """
-    if not 0 <= seed < 2**63:
-        raise UserError(f"--seed {seed}: expected an integer from 0 to 2^63 - 1")
-    try:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise UserError(f"--output {output}: not an empty folder; expected a new one")
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be made ({error.strerror})") from error
     recordings = [open_recording(folder) for folder in folders]
     facts = _shared_facts(recordings)
-    by_temperature: dict[str, dict[str, list[RecordedRequest]]] = {}
-    prompts: set[str] = set()
+    requests: dict[str, dict[str, list[RecordedRequest]]] = {}
+    suites: dict[str, list[str]] = {}
     for recording in recordings:
         key = temperature_key(float(recording.manifest["temperature"]))
+        suites.setdefault(key, []).append(str(recording.manifest.get("suite")))
         for entry, request in recording.requests():
-            by_temperature.setdefault(key, {}).setdefault(entry.prompt, []).append(request)
-            prompts.add(entry.prompt)
-    fitted = {key: fit(list(found.values()), seed=seed) for key, found in sorted(by_temperature.items())}
-    weights = {key: each.weights for key, each in fitted.items() if each.weights is not None}
-    try:
-        output.mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be made ({error.strerror})") from error
-    if weights:
-        write_weights(output, weights)
-    written = {
-        "kind": KIND,
-        "schema": SCHEMA,
-        **facts,
-        "fitted_on": sorted(prompts),
-        isotonic.KIND: {key: isotonic.to_json(each.curves) for key, each in fitted.items()},
-        learned.KIND: {key: {"rank": len(each.hidden_bias)} for key, each in weights.items()},
-        "judged": {
-            key: {
-                "prompts": each.prompts,
-                "held_out": each.held_out,
-                **{name: asdict(judged) for name, judged in each.judged.items()},
-            }
-            for key, each in fitted.items()
-        },
-    }
-    (output / CARD).write_text(card_text(fitted, recordings), encoding="utf-8")
-    (output / FACTS).write_text(json.dumps(written, allow_nan=False) + "\n", encoding="utf-8")
-    return fitted
+            requests.setdefault(key, {}).setdefault(entry.prompt, []).append(request)
+    first = recordings[0].manifest
+    return FittedRecordings(
+        facts=facts,
+        target=str(first.get("target")),
+        drafter=str(first.get("drafter_spec")),
+        fitted={key: fit(list(found.values()), seed=seed) for key, found in sorted(requests.items())},
+        prompts={key: frozenset(found) for key, found in requests.items()},
+        suites={key: tuple(dict.fromkeys(names)) for key, names in suites.items()},
+    )
 
 
 def _shared_facts(recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -239,39 +239,3 @@ def _shared_facts(recordings: Sequence[Recording]) -> dict[str, Any]:
                     f"recording {recording.folder} is of another {name} than {recordings[0].folder}; expected one"
                 )
     return facts
-
-
-def card_text(fitted: Mapping[str, Fitted], recordings: Sequence[Recording]) -> str:
-    """The card: what it was fitted to, and how well it does on prompts that were held out."""
-    suites = ", ".join(dict.fromkeys(str(recording.manifest.get("suite")) for recording in recordings))
-    lines = [
-        "# Acceptance estimators",
-        "",
-        f"Fitted to recorded draft trees of {suites}. The figures are over all drafted nodes of prompts that were held",
-        "out: a node counts as accepted where the target accepts it and all of its path.",
-    ]
-    for key, found in fitted.items():
-        nodes = next(iter(found.judged.values())).nodes
-        lines += [
-            "",
-            f"## Temperature {key}",
-            "",
-            f"Fitted to {found.prompts} prompts, judged by {nodes} nodes of {found.held_out} others.",
-            "",
-            "| estimator | Brier score | log loss, nats | calibration error |",
-            "|---|---|---|---|",
-            *(
-                f"| {name} | {judged.brier:.4f} | {judged.log_loss:.4f} | {judged.calibration_error:.4f} |"
-                for name, judged in found.judged.items()
-            ),
-            "",
-            "Reliability: of the nodes whose estimate lies in a tenth, the mean estimate and the share accepted.",
-            "",
-            "| estimator | " + " | ".join(f"{at / 10:.1f}–{(at + 1) / 10:.1f}" for at in range(10)) + " |",
-            "|---|" + "---|" * 10,
-        ]
-        for name, judged in found.judged.items():
-            tenths = {min(int(each.estimated * 10), 9): each for each in judged.bins}
-            cells = {at: f"{each.estimated:.2f} → {each.accepted:.2f}" for at, each in tenths.items()}
-            lines.append(f"| {name} | " + " | ".join(cells.get(at, "–") for at in range(10)) + " |")
-    return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ import numpy as np
 from ecospec.errors import UserError, blaming
 from ecospec.policies import DraftTree
 from ecospec.policies.arrays import FloatArray
-from ecospec.predictors.acceptance.contract import AcceptanceEstimator, AcceptanceRequest, BoundEstimator
+from ecospec.predictors.acceptance.contract import AcceptanceEstimator, AcceptanceRequest, BoundEstimator, SavedFolder
 from ecospec.predictors.contract import NodeStates, TargetView
 
 
@@ -26,8 +26,13 @@ def _blaming(name: str) -> AbstractContextManager[None]:
     return blaming(f"acceptance estimator {name!r}", EstimatorError, __file__)
 
 
-def bind_estimator(estimator: AcceptanceEstimator, target: TargetView, temperature: float) -> AskedEstimator:
+def bind_estimator(
+    estimator: AcceptanceEstimator, target: TargetView, temperature: float, saved: SavedFolder | None = None
+) -> AskedEstimator:
     """Load an estimator for a target.
+
+    Args:
+        saved: what the estimator was given to load from, where its user did not name it.
 
     Raises:
         UserError: nothing to load, or it does not fit the target.
@@ -40,14 +45,18 @@ def bind_estimator(estimator: AcceptanceEstimator, target: TargetView, temperatu
             f"acceptance estimator {estimator.name!r}: bind returned a {type(bound).__name__}; "
             "expected a BoundEstimator"
         )
-    return AskedEstimator(estimator.name, bound)
+    return AskedEstimator(estimator.name, bound, saved)
 
 
 class AskedEstimator:
-    """A bound estimator whose answers are checked."""
+    """A bound estimator whose answers are checked.
 
-    def __init__(self, name: str, bound: BoundEstimator) -> None:
-        self.name = name
+    Attributes:
+        saved: the folder that it was found in; None for one that its user named, and one that reads none.
+    """
+
+    def __init__(self, name: str, bound: BoundEstimator, saved: SavedFolder | None = None) -> None:
+        self.name, self.saved = name, saved
         self._bound = bound
 
     def check_prompts(self, prompts: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from ecospec.policies.arrays import FloatArray
 from ecospec.predictors.acceptance.contract import AcceptanceEstimator, AcceptanceRequest, BoundEstimator
 from ecospec.predictors.contract import TargetView
 
-_PATH_HELP = "folder that 'ecospec-bench train acceptance' wrote; default: the embedded target's own"
+_PATH_HELP = "folder that 'ecospec-bench train acceptance' wrote; default: the one saved for the target and drafter"
 
 
 def _folder(estimator: AcceptanceEstimator, path: Path | None, target: TargetView) -> Path:
@@ -20,9 +20,10 @@ def _folder(estimator: AcceptanceEstimator, path: Path | None, target: TargetVie
         return path
     if target.bundle is None:
         raise UserError(
-            f"acceptance estimator {estimator.name!r}: nothing fitted belongs to this target; expected "
-            f"{estimator.name}:path=FOLDER (docs/acceptance.md has the two commands that make one), or "
-            "--acceptance draft"
+            f"acceptance estimator {estimator.name!r}: nothing fitted belongs to this target and drafter; expected "
+            "'ecospec-bench record --suite SUITE --target TARGET --drafter DRAFTER --acceptance draft --states "
+            "--output RECORDING' and 'ecospec-bench train acceptance --recording RECORDING' first "
+            f"(docs/acceptance.md), or {estimator.name}:path=FOLDER, or --acceptance draft"
         )
     return target.bundle / "acceptance"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -45,6 +46,18 @@ class BoundEstimator(ABC):
     @abstractmethod
     def estimate(self, request: AcceptanceRequest) -> FloatArray:
         """float64 [N], the probability that node i and all of its path are accepted; the root's is 1."""
+
+
+@dataclass(frozen=True)
+class SavedFolder:
+    """A folder that was found for a run, and not named by its user.
+
+    Attributes:
+        sha256: over its files.
+    """
+
+    folder: Path
+    sha256: str
 
 
 class AcceptanceEstimator(ABC):

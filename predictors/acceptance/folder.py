@@ -17,7 +17,7 @@ from ecospec.predictors.checkpoint import target_facts, weights_hash
 from ecospec.predictors.contract import TargetView
 
 KIND, SCHEMA = "ecospec acceptance", 1
-FACTS, WEIGHTS, CARD = "acceptance.json", "acceptance.safetensors", "CARD.md"
+FACTS, WEIGHTS, CARD, PLOT = "acceptance.json", "acceptance.safetensors", "CARD.md", "reliability.svg"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def drafter_facts(target: TargetView) -> dict[str, Any]:
     """What must agree between fitted estimators and the drafter whose trees they judge."""
     if target.drafter is not None:
         return {"weights_sha256": weights_hash(target.drafter.folder)}
-    return {"name": target.stateless}
+    more = {} if target.stateless_facts is None else target.stateless_facts()
+    return {"name": target.stateless, **more}
 
 
 def open_folder(folder: Path, target: TargetView) -> FittedFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,11 +16,16 @@ from ecospec.predictors.acceptance.folder import WEIGHTS, FittedFolder, temperat
 from ecospec.predictors.acceptance.learned import KIND, Weights
 
 
-def write_weights(folder: Path, by_temperature: Mapping[str, Weights]) -> None:
-    """Write all sets."""
+def write_weights(folder: Path, by_temperature: Mapping[str, Weights]) -> str:
+    """Write all sets; returns the file's SHA-256."""
     tensors = {f"{key}.{name}": array for key, each in by_temperature.items() for name, array in asdict(each).items()}
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / WEIGHTS)
     (folder / WEIGHTS).chmod(0o644)  # the library leaves it to its owner alone
+    return _sha256(folder / WEIGHTS)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_weights(fitted: FittedFolder, temperature: float, hidden_size: int) -> Weights:
@@ -31,6 +37,9 @@ def read_weights(fitted: FittedFolder, temperature: float, hidden_size: int) -> 
     fitted.section(KIND, temperature)
     path = fitted.folder / WEIGHTS
     try:
+        recorded = fitted.facts.get("weights_sha256")  # earlier versions did not note it
+        if recorded is not None and recorded != _sha256(path):
+            raise ValueError("its hash is not the recorded one")
         tensors = load_file(path)
         key = temperature_key(temperature)
         weights = Weights(**{each.name: tensors[f"{key}.{each.name}"].astype(np.float32) for each in fields(Weights)})
