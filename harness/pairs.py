@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ecospec.harness.records import AR, PromptRecord, read_records
 from ecospec.harness.report_markdown import markdown_table
-from ecospec.harness.report_notes import NONE
+from ecospec.harness.report_notes import INTERVAL, NONE
 from ecospec.harness.run_folder import RECORDS, finished_prompts
 from ecospec.harness.run_reading import RunData
 from ecospec.harness.speedups import decode_seconds, decode_tokens, speedup_of
@@ -91,7 +91,7 @@ def pairs_table(pairs: Sequence[Pair]) -> Table:
 
 def pairs_markdown(pairs: Sequence[Pair]) -> str:
     """The same for a page."""
-    return f"## {TITLE}\n\n{MEANING}.\n\n{markdown_table(*pair_rows(pairs))}\n"
+    return f"## {TITLE}\n\n{MEANING}. {INTERVAL}\n\n{markdown_table(*pair_rows(pairs))}\n"
 
 
 def pairs_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from ecospec.harness.expert_plots import cost_plot, expert_plots
 from ecospec.harness.plots import Plot
 from ecospec.harness.report import Report
-from ecospec.harness.report_markdown import RUN_KEYS, plain
-from ecospec.harness.report_notes import NONE, headline, notes
+from ecospec.harness.report_facts import run_facts
+from ecospec.harness.report_notes import INTERVAL, NONE, headline, notes
 from ecospec.harness.report_plots import report_plots
 from ecospec.harness.report_text import table_lines
 from ecospec.harness.run_reading import RunData
@@ -40,6 +40,7 @@ def environment() -> Environment:
     found.filters["inline"] = inline
     found.filters["breakable"] = breakable
     found.globals["signs"] = SIGNS
+    found.globals["interval"] = INTERVAL
     found.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return found
 
@@ -73,7 +74,7 @@ def report_html(run: RunData) -> str:
             notes=said,
             depths=depths,
             deepest=max((len(cells) for _, cells in depths), default=0),
-            facts=[(name, plain(manifest[key])) for key, name in RUN_KEYS.items() if key in manifest],
+            facts=run_facts(manifest),
             manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
             files=BESIDE,
         )
