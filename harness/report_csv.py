@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.report import report_json
@@ -44,7 +44,8 @@ def run_columns(run: RunData) -> dict[str, Any]:
 
 def method_columns(run: RunData, label: str) -> dict[str, Any]:
     """The policy and the predictor of a method; plain decoding has neither."""
-    found = next((each for each in run.manifest.get("method_parts", ()) if each["label"] == label), {})
+    parts: Mapping[str, Mapping[str, Any]] = {each["label"]: each for each in run.manifest.get("method_parts", ())}
+    found = parts.get(label, {})
     return {"policy": found.get("policy"), "predictor": found.get("predictor")}
 
 
