@@ -138,7 +138,7 @@ def run_benches(parent: Path, benches: Mapping[str, tuple[RunConfig, Bench]]) ->
     average = len(sizes_of(runs)) == 1  # over suites; over batch sizes it means nothing
     write_summaries(parent, [outcome.run for outcome in outcomes.values()])
     console = Console(width=console_width())
-    for table in summary_tables(reports, average):
+    for table in summary_tables(reports, average, console.width):
         console.print(table)
     if average:
         for table in pairs_tables(pairs_of([outcome.run for outcome in outcomes.values()]), console.width):

@@ -39,6 +39,7 @@ def environment() -> Environment:
     )
     found.filters["inline"] = inline
     found.filters["breakable"] = breakable
+    found.filters["words_kept"] = words_kept
     found.globals["signs"] = SIGNS
     found.globals["interval"] = INTERVAL
     found.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
@@ -53,6 +54,11 @@ def inline(svg: str, description: str) -> Markup:
 def breakable(text: str) -> Markup:
     """A label that a narrow column may break behind the signs within a path or a parameter, and nowhere else."""
     return Markup(re.sub(r"([/:=,])(?=\S)", r"\1<wbr>", str(escape(text))))
+
+
+def words_kept(text: str) -> Markup:
+    """A figure that a narrow column may break between its words only: a ratio and its interval, and not an interval."""
+    return Markup(" ").join(Markup('<span class="kept">{}</span>').format(word) for word in text.split())
 
 
 def report_html(run: RunData) -> str:

@@ -16,12 +16,15 @@ from ecospec.harness.stats import Ratio
 
 MOST_LINES = 40
 """Of more lines in a table, only those are shown that say something."""
+WIDE = 110
+"""Columns of a terminal below which a figure that differs takes several lines; then the others are not shown."""
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The tables, then what fails."""
     shown_figures = list(comparison.figures)
-    if len(shown_figures) > MOST_LINES:
+    differ = any(each.verdict != SAME for each in shown_figures)
+    if len(shown_figures) > MOST_LINES or (differ and console.width < WIDE):
         shown_figures = [each for each in shown_figures if each.verdict != SAME]
     if shown_figures:
         _print_figures(shown_figures, console)
@@ -74,7 +77,7 @@ def _print_figures(figures: Sequence[Compared], console: Console) -> None:
         differs = each.verdict != SAME
         new = (shown(each.new), change_of(each).strip() if differs else "")
         ratio: Cell = _ratio(each.change) if each.change is not None and differs else NONE
-        prompts = (f"{each.prompts} of", str(each.of))
+        prompts = f"{each.prompts} of {each.of}"
         rows.append([each.run, each.method, each.figure, shown(each.base), new, ratio, prompts, each.verdict])
     _print("deterministic figures", columns, rows, console)
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from compared_runs import records, write_run
+from report_records import records as report_records
+from report_records import summary
 from rich.console import Console
 
 from ecospec.harness.fitted_tables import Cell, Column, Kind, fitted_tables
 from ecospec.harness.pairs import Pair, pairs_tables
 from ecospec.harness.recording.comparing import Replayed, ReplayRow, replay_tables
 from ecospec.harness.stats import Interval, Ratio
+from ecospec.harness.summary import summary_tables
 
 COLUMNS = [
     Column("run", Kind.NAME),
@@ -70,14 +73,26 @@ def test_with_less_room_an_interval_stands_below_its_ratio() -> None:
     assert "12.25" in lines[first]
 
 
-def test_then_the_names_are_one_cell_and_then_there_are_several_tables() -> None:
-    joined = lines_at(66)
-    first = next(number for number, line in enumerate(joined) if "1.234" in line)
-    assert [line.split()[0] for line in joined[first : first + 2]] == ["gsm8k", "confidence"]
-    assert sum("continued" in line for line in joined) == 0
-    split = lines_at(44)
-    assert sum("title, continued" in line for line in split) >= 1
-    assert sum("marginal-cost" in line for line in split) >= 2
+def test_then_the_columns_move_together() -> None:
+    (line,) = (line for line in lines_at(66) if "0.987" in line)
+    assert " marginal-cost         0.987 11.50 ok" in line
+
+
+def test_then_the_names_are_one_cell() -> None:
+    columns = [*COLUMNS[:2], Column("figure", Kind.NAME), *COLUMNS[2:]]
+    rows: list[list[Cell]] = [[*row[:2], "active-experts", *row[2:]] for row in ROWS]
+    lines = printed(fitted_tables("title", columns, rows, 70), 70)
+    first = next(number for number, line in enumerate(lines) if "1.234" in line)
+    assert [line.split()[0] for line in lines[first : first + 3]] == ["gsm8k", "confidence", "active-experts"]
+    assert "continued" not in "\n".join(lines)
+
+
+def test_at_last_there_are_several_tables_of_the_same_names() -> None:
+    lines = lines_at(44)
+    tables = sum("title" in line for line in lines)
+    assert tables > 1
+    assert sum("title, continued" in line for line in lines) == tables - 1
+    assert sum("marginal-cost" in line for line in lines) == tables
 
 
 @pytest.mark.parametrize("width", range(31, 120))
@@ -183,3 +198,15 @@ def test_a_comparison_keeps_its_intervals_at_80_columns(
     for each in ratios:
         interval = each["interval"]
         assert f"[{interval['low']:.3f}, {interval['high']:.3f}]" in tables
+
+
+def test_several_runs_keep_their_figures_at_80_columns() -> None:
+    names = ("gsm8k-t0-b1-g4", "amc-t0-b1-g4")
+    lines = printed(summary_tables({name: summary(report_records()) for name in names}, True, 80), 80)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "\n".join(lines)
+    cells = [line.split() for line in lines[lines.index("marginal") : lines.index("oracle")]]
+    figures = ["1.875", "2.400", "2.00", "3.00", "1.500", "1.9", "–"]
+    for name in names:
+        assert [name, *figures, "3", "exact"] in cells
+    assert ["average", *figures] in cells
