@@ -87,6 +87,15 @@ def test_then_the_names_are_one_cell() -> None:
     assert "continued" not in "\n".join(lines)
 
 
+def test_a_long_name_is_folded_before_a_figure_is() -> None:
+    columns = [Column("benchmark", Kind.NAME), Column("seconds")]
+    name, figure = "tests/of_something.py::test_of_it", "0.1234567890123456789 s"
+    lines = printed(fitted_tables("title", columns, [[name, figure]], 50), 50)
+    assert sum(figure in line for line in lines) == 1
+    cells = [line.replace(figure, "").strip() for line in lines[4:]]
+    assert "".join(cells) == name
+
+
 def test_at_last_there_are_several_tables_of_the_same_names() -> None:
     lines = lines_at(44)
     tables = sum("title" in line for line in lines)

@@ -215,6 +215,19 @@ def test_targets_are_columns_whatever_belongs_to_a_target() -> None:
     assert lines[0][2:] == [embedded, large.format("learned:path=y"), large.format("isotonic")]
 
 
+def test_a_predictor_is_named_where_its_own_target_has_several() -> None:
+    def with_predictor(name: str) -> list[dict[str, Any]]:
+        return [{**part, "predictor": name if part["label"] == "marginal" else None} for part in PARTS]
+
+    runs = [
+        run("a", method_parts=with_predictor("feature")),
+        run("b", target="large", method_parts=with_predictor("x")),
+        run("c", target="large", method_parts=with_predictor("y")),
+    ]
+    methods = [line[0] for line in table(paper_tables(runs), "Targets, gsm8k") if line[0]]
+    assert methods == ["AR", "confidence", "marginal", "oracle", "marginal with x", "marginal with y"]
+
+
 def test_what_runs_differ_in_besides_is_said_and_kept_apart() -> None:
     page = paper_tables([run("a"), run("b", seed=1, widened=1)])
     for words in ("experts widened ×8, seed 0", "experts widened ×1, seed 1"):
