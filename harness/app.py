@@ -117,7 +117,7 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
 
 def run_benches(parent: Path, benches: Mapping[str, tuple[RunConfig, Bench]]) -> int:
     """Make several runs that are ready to start, and their summary."""
-    from ecospec.harness.pairs import pairs_of, pairs_table
+    from ecospec.harness.pairs import pairs_of, pairs_tables
     from ecospec.harness.report_writing import write_summaries
     from ecospec.harness.run_folder import discard_parent
     from ecospec.harness.several import different_outputs, sizes_of
@@ -138,10 +138,11 @@ def run_benches(parent: Path, benches: Mapping[str, tuple[RunConfig, Bench]]) ->
     average = len(sizes_of(runs)) == 1  # over suites; over batch sizes it means nothing
     write_summaries(parent, [outcome.run for outcome in outcomes.values()])
     console = Console(width=console_width())
-    for table in summary_tables(reports, average):
+    for table in summary_tables(reports, average, console.width):
         console.print(table)
     if average:
-        console.print(pairs_table(pairs_of([outcome.run for outcome in outcomes.values()])))
+        for table in pairs_tables(pairs_of([outcome.run for outcome in outcomes.values()]), console.width):
+            console.print(table)
     code = max(outcome.code for outcome in outcomes.values())
     if not average:
         different = different_outputs(runs, {name: outcome.records for name, outcome in outcomes.items()})

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
+from ecospec.harness.fitted_tables import Column, Kind, fitted_tables
 from ecospec.harness.records import AR, PromptRecord, read_records
 from ecospec.harness.report_markdown import markdown_table
-from ecospec.harness.report_notes import NONE
+from ecospec.harness.report_notes import INTERVAL, NONE
+from ecospec.harness.report_text import ratio_cell
 from ecospec.harness.run_folder import RECORDS, finished_prompts
 from ecospec.harness.run_reading import RunData
 from ecospec.harness.speedups import decode_seconds, decode_tokens, speedup_of
@@ -72,35 +72,30 @@ def _column(runs: Sequence[RunData], records: dict[str, list[PromptRecord]], lab
 
 def pair_rows(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
     """Heading and cells: a line a method, a column for each that it is compared with."""
+    header, rows = _pair_cells(pairs)
+    return header, [[method, *(" ".join(cell) for cell in cells)] for method, cells in rows]
+
+
+def _pair_cells(pairs: Sequence[Pair]) -> tuple[list[str], list[tuple[str, list[tuple[str, ...]]]]]:
     others = list(dict.fromkeys(pair.over for pair in pairs))
-    cells = {(pair.method, pair.over): _cell(pair.ratio) for pair in pairs}
+    cells = {(pair.method, pair.over): ratio_cell(pair.ratio) for pair in pairs}
     methods = [method for method in dict.fromkeys(pair.method for pair in pairs) if method != AR]
-    return ["", *others], [[method, *(cells.get((method, over), NONE) for over in others)] for method in methods]
+    rows = [(method, [cells.get((method, over), (NONE,)) for over in others]) for method in methods]
+    return ["", *others], rows
 
 
-def pairs_table(pairs: Sequence[Pair]) -> Table:
+def pairs_tables(pairs: Sequence[Pair], width: int) -> list[Table]:
     """For the terminal."""
-    header, rows = pair_rows(pairs)
-    table = Table(title=Text(TITLE), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for index, head in enumerate(header):
-        table.add_column(Text(head), justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    header, rows = _pair_cells(pairs)
+    columns = [Column(head, Kind.FIGURE if index else Kind.NAME) for index, head in enumerate(header)]
+    return fitted_tables(TITLE, columns, [[method, *cells] for method, cells in rows], width)
 
 
 def pairs_markdown(pairs: Sequence[Pair]) -> str:
     """The same for a page."""
-    return f"## {TITLE}\n\n{MEANING}.\n\n{markdown_table(*pair_rows(pairs))}\n"
+    return f"## {TITLE}\n\n{MEANING}. {INTERVAL}\n\n{markdown_table(*pair_rows(pairs))}\n"
 
 
 def pairs_json(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """The same as plain values."""
     return [asdict(pair) for pair in pairs]
-
-
-def _cell(ratio: Ratio) -> str:
-    if ratio.value is None:
-        return NONE
-    between = "" if ratio.interval is None else f" ({ratio.interval.low:.3f}–{ratio.interval.high:.3f})"
-    return f"{ratio.value:.3f}{between}"

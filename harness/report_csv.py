@@ -4,29 +4,62 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.report import report_json
+from ecospec.harness.report_notes import cost_words
 from ecospec.harness.run_reading import RunData
 
-RUN_COLUMNS = ("suite", "target", "temperature", "batch_size", "budget")
+RUN_COLUMNS = (
+    "suite",
+    "target",
+    "widened",
+    "drafter",
+    "draft_steps",
+    "draft_topk",
+    "temperature",
+    "batch_size",
+    "budget",
+    "max_new_tokens",
+    "limit",
+    "dtype",
+    "device",
+)
 """Of the manifest, what tells runs apart."""
+
+
+def run_columns(run: RunData) -> dict[str, Any]:
+    """What a method's line says of its run; the estimator and the cost model are of the methods that look at them."""
+    return {
+        "run": run.name,
+        **{key: run.manifest.get(key) for key in RUN_COLUMNS},
+        "acceptance": run.manifest.get("acceptance") if run.manifest.get("estimated") else None,
+        "cost_model": cost_words(run.manifest) or None,
+        "cost_model_sha256": run.manifest.get("cost_model_sha256"),
+        "prompts": run.report.prompts,
+        "prompts_missing": run.missing,
+    }
+
+
+def method_columns(run: RunData, label: str) -> dict[str, Any]:
+    """The policy and the predictor of a method; plain decoding has neither."""
+    parts: Mapping[str, Mapping[str, Any]] = {each["label"]: each for each in run.manifest.get("method_parts", ())}
+    found = parts.get(label, {})
+    return {"policy": found.get("policy"), "predictor": found.get("predictor")}
 
 
 def report_csv(runs: Sequence[RunData]) -> str:
     """All methods of some runs; a figure that cannot be had is an empty cell.
 
-    The columns are the run's name and options, its prompts, and then the keys of a row of ``report.json`` in their
-    order: a key inside another has both names (``phase_ms_verify``), an interval stands behind its ratio (``speedup``,
-    ``speedup_low``, ``speedup_high``), and a list has a column an entry, from 1.
+    The columns are the run's name and options, its prompts, the method's parts, and then the keys of a row of
+    ``report.json`` in their order: a key inside another has both names (``phase_ms_verify``), an interval stands behind
+    its ratio (``speedup``, ``speedup_low``, ``speedup_high``), and a list has a column an entry, from 1.
     """
     lines: list[dict[str, Any]] = []
     for run in runs:
         for row in report_json(run.report)["rows"]:
-            options = {key: run.manifest.get(key) for key in RUN_COLUMNS}
-            counted = {"prompts": run.report.prompts, "prompts_missing": run.missing}
-            lines.append({"run": run.name, **options, **counted, **row})
+            lines.append({**run_columns(run), **method_columns(run, row["label"]), **row})
     # Not by line: what one method lacks stands where another has it.
     cells: list[dict[str, Any]] = [{} for _ in lines]
     columns: list[str] = []

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from ecospec.harness.expert_plots import cost_plot, expert_plots
 from ecospec.harness.plots import Plot
 from ecospec.harness.report import Report
-from ecospec.harness.report_markdown import RUN_KEYS, plain
-from ecospec.harness.report_notes import NONE, headline, notes
+from ecospec.harness.report_facts import run_facts
+from ecospec.harness.report_notes import INTERVAL, NONE, headline, notes
 from ecospec.harness.report_plots import report_plots
 from ecospec.harness.report_text import table_lines
 from ecospec.harness.run_reading import RunData
@@ -39,7 +39,9 @@ def environment() -> Environment:
     )
     found.filters["inline"] = inline
     found.filters["breakable"] = breakable
+    found.filters["words_kept"] = words_kept
     found.globals["signs"] = SIGNS
+    found.globals["interval"] = INTERVAL
     found.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     return found
 
@@ -52,6 +54,11 @@ def inline(svg: str, description: str) -> Markup:
 def breakable(text: str) -> Markup:
     """A label that a narrow column may break behind the signs within a path or a parameter, and nowhere else."""
     return Markup(re.sub(r"([/:=,])(?=\S)", r"\1<wbr>", str(escape(text))))
+
+
+def words_kept(text: str) -> Markup:
+    """A figure that a narrow column may break between its words only: a ratio and its interval, and not an interval."""
+    return Markup(" ").join(Markup('<span class="kept">{}</span>').format(word) for word in text.split())
 
 
 def report_html(run: RunData) -> str:
@@ -73,7 +80,7 @@ def report_html(run: RunData) -> str:
             notes=said,
             depths=depths,
             deepest=max((len(cells) for _, cells in depths), default=0),
-            facts=[(name, plain(manifest[key])) for key, name in RUN_KEYS.items() if key in manifest],
+            facts=run_facts(manifest),
             manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
             files=BESIDE,
         )

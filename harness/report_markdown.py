@@ -6,44 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ecospec.harness.report import Report
-from ecospec.harness.report_notes import NONE, headline, notes
+from ecospec.harness.report_facts import run_facts
+from ecospec.harness.report_notes import INTERVAL, headline, notes
 from ecospec.harness.report_text import Line, table_lines
-
-RUN_KEYS = {
-    "suite": "suite",
-    "source": "data",
-    "exemplars": "exemplars",
-    "target": "target",
-    "widened": "experts widened by",
-    "unpacked": "quantisation undone on loading",
-    "drafter": "drafter",
-    "predictor": "predictor",
-    "budget": "budget γ",
-    "draft_steps": "draft steps",
-    "draft_topk": "draft top-k",
-    "max_new_tokens": "most new tokens",
-    "batch_size": "batch size",
-    "chat_template": "chat template",
-    "chat_switches": "chat template's switches",
-    "system_prompt": "system prompt",
-    "temperature": "temperature",
-    "top_p": "top-p",
-    "top_k": "top-k",
-    "seed": "seed",
-    "check": "lossless check",
-    "dtype": "dtype",
-    "device": "device",
-    "device_name": "device name",
-    "device_map": "device map",
-    "max_memory": "most memory by device",
-    "layers_by_device": "layers by device",
-    "processes": "processes",
-    "parallel": "split over processes by",
-    "threads": "threads",
-    "versions": "versions",
-    "started": "started",
-}
-"""What a page says of the manifest, in this order, under these names."""
 
 
 def report_markdown(report: Report, manifest: Mapping[str, Any], more_notes: Sequence[str] = ()) -> str:
@@ -66,18 +31,18 @@ def report_markdown(report: Report, manifest: Mapping[str, Any], more_notes: Seq
         f"# ecospec report{f': {_escape(suite)}' if suite else ''}",
         _escape(headline(report, manifest)),
         "## What was run",
-        _bullets(f"{name}: {_escape(plain(manifest[key]))}" for key, name in RUN_KEYS.items() if key in manifest),
+        _bullets(f"{name}: {_escape(text)}" for name, text in run_facts(manifest)),
         "## Results",
         markdown_table(["", *labels], table),
+        INTERVAL,
         "## Notes",
         _bullets(map(_escape, [*more_notes, *notes(report, manifest)])),
         "## Spread over prompts",
         "The decode-only speed-up of each prompt by itself.",
         markdown_table(["", "median", "min", "max", "prompts"], spread),
         "## How each number is defined",
-        'Sums (Σ) run over the prompts that every method finished. "95 % interval" is a paired bootstrap '
-        'over prompts, or over batches of prompts that were decoded together; "mean over prompts" averages the '
-        "prompts' own values of the line above it.",
+        'Sums (Σ) run over the prompts that every method finished. "Mean over prompts" averages the prompts\' own '
+        "values of the line above it.",
         _bullets(f"**{_escape(line.label)}**: {_escape(line.meaning)}" for line in lines if line.meaning),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -107,17 +72,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         f"| {' | '.join(cells)} |"
         for cells in (list(map(_escape, header)), rule, *(list(map(_escape, row)) for row in rows))
     )
-
-
-def plain(value: Any) -> str:
-    """A manifest's value in a line of text."""
-    if value is None or value == {}:
-        return NONE
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value))
-    return str(value)
 
 
 def _escape(value: Any) -> str:

@@ -18,6 +18,11 @@ LARGE_TIE = 1.0
 """A tie of a larger gap, in logits, is pointed out: what excuses it is measured with the passes themselves."""
 LOW_BANDWIDTH_SHARE = 0.5
 """Below this share of the copy bandwidth, a pass is said not to be bound by reading weights."""
+INTERVAL = (
+    "A 95 % interval is a paired bootstrap over prompts (over batches, where prompts are decoded together): how far "
+    "the figure would move with other prompts of the same kind."
+)
+"""Said once on every page that has intervals."""
 OVERHEAD_SHARE = 0.30
 """Above this share of a step outside the target's forward pass, a row is said to measure overhead."""
 
@@ -49,8 +54,13 @@ def headline(report: Report, manifest: Mapping[str, Any]) -> str:
 def _predictors(report: Report, manifest: Mapping[str, Any]) -> str:
     """The predictors, where a method uses any; with several, the methods' labels say which."""
     used = any(row.predicted_overlap is not None for row in report.rows)
-    names = [each["predictor"] for each in manifest.get("method_parts", ()) if each.get("predictor")]
-    return f"predictor {', '.join(dict.fromkeys(names))}" if used and names else ""
+    names = predictors_used(manifest)
+    return f"predictor {', '.join(names)}" if used and names else ""
+
+
+def predictors_used(manifest: Mapping[str, Any]) -> list[str]:
+    """The predictors that some method looks at; others may have been named."""
+    return list(dict.fromkeys(each["predictor"] for each in manifest.get("method_parts", ()) if each.get("predictor")))
 
 
 def widening(manifest: Mapping[str, Any]) -> str:
@@ -97,13 +107,20 @@ def _cost_notes(manifest: Mapping[str, Any]) -> Iterator[str]:
     cost = manifest.get("cost_model")
     if not cost:
         return
-    what = f"a projection, {cost['projection']}" if cost.get("projection") else f"measured {cost.get('measured', '')}"
-    fit = "" if cost.get("r_squared") is None else f", R² {cost['r_squared']:.3f}"
-    yield f"policies that weigh time use the cost model of this target on this device ({what}{fit})"
+    yield f"policies that weigh time use the cost model of this target on this device ({cost_words(manifest)})"
     for warning in cost.get("warnings", ()):
         yield f"cost model: {warning}"
     if manifest.get("batch_size", 1) > 1:
         yield "cost model: it was measured with one request at a time, and these passes are over several"
+
+
+def cost_words(manifest: Mapping[str, Any]) -> str:
+    """Which cost model a run's policies weigh time with; empty where none does."""
+    cost = manifest.get("cost_model")
+    if not cost:
+        return ""
+    what = f"a projection, {cost['projection']}" if cost.get("projection") else f"measured {cost.get('measured', '')}"
+    return what if cost.get("r_squared") is None else f"{what}, R² {cost['r_squared']:.3f}"
 
 
 def _batch_notes(report: Report, manifest: Mapping[str, Any]) -> Iterator[str]:

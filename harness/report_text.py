@@ -259,6 +259,14 @@ def _value(ratio: Ratio | None) -> str:
     return NONE if ratio is None else _number(ratio.value, 3)
 
 
+def ratio_cell(ratio: Ratio | None) -> tuple[str, ...]:
+    """A ratio and, behind or below it, its interval."""
+    if ratio is None or ratio.value is None:
+        return (NONE,)
+    value = f"{ratio.value:.3f}"
+    return (value,) if ratio.interval is None else (value, f"({interval_text(ratio)})")
+
+
 def interval_text(ratio: Ratio | None) -> str:
     """The 95 % interval, or a dash."""
     if ratio is None or ratio.interval is None:

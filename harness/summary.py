@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
+from ecospec.harness.fitted_tables import Column as TableColumn
+from ecospec.harness.fitted_tables import Kind, fitted_tables
 from ecospec.harness.records import AR
 from ecospec.harness.report import MethodRow, Report, report_json
 from ecospec.harness.report_markdown import markdown_table
@@ -76,19 +76,15 @@ def summary_methods(reports: Mapping[str, Report]) -> list[str]:
     return list(dict.fromkeys(row.label for report in reports.values() for row in report.rows))
 
 
-def summary_tables(reports: Mapping[str, Report], average: bool = True) -> list[Table]:
-    """A table a method for the terminal; over suites, AR's is left to the suites' own reports."""
+def summary_tables(reports: Mapping[str, Report], average: bool, width: int) -> list[Table]:
+    """Tables for the terminal, method by method; over suites, AR's is left to the suites' own reports."""
     tables = []
+    columns = [TableColumn(head, Kind.NAME if head == "run" else Kind.FIGURE) for head in summary_header()]
     for method in summary_methods(reports):
         if method == AR and average:
             continue
-        table = Table(title=Text(method), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for index, label in enumerate(summary_header()):
-            table.add_column(label, justify="right" if 0 < index < len(COLUMNS) + 2 else "left")
         lines = summary_lines(reports, method, average)
-        for line in lines:
-            table.add_row(*map(Text, line), end_section=average and line is lines[-2])
-        tables.append(table)
+        tables += fitted_tables(method, columns, lines, width, ends=[len(lines) - 2] if average else [])
     return tables
 
 

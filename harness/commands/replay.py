@@ -61,7 +61,7 @@ def replay(
     )
     found = replay_recordings(recordings, asked)
     console = Console(width=console_width())
-    for table in replay_tables(found):
+    for table in replay_tables(found, console.width):
         console.print(table)
     for line in found.notes:
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from ecospec.errors import UserError, nearest
+from ecospec.harness.fitted_tables import Cell, Column, Kind, fitted_tables
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.recording.folder import Recording
 from ecospec.harness.recording.pooling import open_recordings
@@ -20,6 +19,7 @@ from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
 from ecospec.harness.report import LEAST_HEADROOM, YARDSTICKS
 from ecospec.harness.report_notes import NONE
+from ecospec.harness.report_text import ratio_cell
 from ecospec.harness.stats import Ratio, paired_ratio
 from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
 
@@ -254,27 +254,19 @@ def _saved(manifest: Mapping[str, Any], label: str) -> str:
     return ""
 
 
-def replay_tables(found: Replayed) -> list[Table]:
-    """One table, a line a method and budget."""
+def replay_tables(found: Replayed, width: int) -> list[Table]:
+    """A line a method and budget; several tables where all columns side by side are wider than ``width``."""
     modelled = any(row.speedup is not None for row in found.rows)
-    table = Table(
-        title=Text("replay" if found.costs is None else f"replay, {found.costs}"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
     projected = any(row.projected_experts is not None for row in found.rows)
-    heads = ["method", "γ", "α", "E", *(["E, projected"] if projected else []), "verified", "overlap"]
-    heads += (
-        ["projected speed-up" if projected else "modelled speed-up", "over confidence", "headroom closed"]
-        if modelled
-        else []
-    )
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left")
+    columns = [Column("method", Kind.NAME), Column("γ", Kind.NAME), Column("α"), Column("E")]
+    columns += [Column("E, projected")] if projected else []
+    columns += [Column("verified"), Column("overlap")]
+    if modelled:
+        speedup = "projected speed-up" if projected else "modelled speed-up"
+        columns += [Column(speedup), Column("over confidence"), Column("headroom closed")]
+    rows: list[list[Cell]] = []
     for row in found.rows:
-        cells = [
+        cells: list[Cell] = [
             row.label,
             NONE if row.budget is None else str(row.budget),
             f"{row.acceptance_length:.3f}",
@@ -285,14 +277,6 @@ def replay_tables(found: Replayed) -> list[Table]:
         ]
         if modelled:
             closed = [f"{name} {value * 100:.0f} %" for name, value in row.headroom.items() if value is not None]
-            cells += [_ratio(row.speedup), _ratio(row.over_confidence), ", ".join(closed) or NONE]
-        table.add_row(*map(Text, cells))
-    return [table]
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None or ratio.value is None:
-        return NONE
-    if ratio.interval is None:
-        return f"{ratio.value:.3f}"
-    return f"{ratio.value:.3f} ({ratio.interval.low:.3f}–{ratio.interval.high:.3f})"
+            cells += [ratio_cell(row.speedup), ratio_cell(row.over_confidence), tuple(closed) or NONE]
+        rows.append(cells)
+    return fitted_tables("replay" if found.costs is None else f"replay, {found.costs}", columns, rows, width)

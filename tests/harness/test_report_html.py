@@ -97,6 +97,13 @@ def test_the_table_has_the_figures_of_the_report(page: Page) -> None:
         assert text in page.text
 
 
+def test_the_page_says_once_what_an_interval_is_and_what_was_used() -> None:
+    used = {"acceptance": "isotonic", "estimated": True, "cost_model": {**COST_MODEL, "measured": "2026-01-02"}}
+    text = page_of(run_of(records(), METHODS, manifest={**MANIFEST, **used})).text
+    assert text.count("A 95 % interval is a paired bootstrap over prompts") == 1
+    assert "acceptance estimator isotonic cost model measured 2026-01-02, R² 0.980" in " ".join(text.split())
+
+
 def test_what_a_run_lacks_is_left_out() -> None:
     page = page_of(run_of(records(), METHODS, activations={}))
     assert not {"depth", "depth-table", "load", "experts-0", "more-figures", "cost"} & set(page.ids)
@@ -188,6 +195,12 @@ def test_several_runs_have_a_page_with_links(tmp_path: Path) -> None:
     assert set(page.ids) >= {"verdict", "runs", "speed-by-run", "tables", "headlines"}
     assert page.fetched == []
     assert "average" in page.text
+
+
+def test_the_page_of_several_runs_says_once_what_an_interval_is(tmp_path: Path) -> None:
+    runs = [run_of(records(), METHODS, name, folder=tmp_path / name) for name in ("a", "b")]
+    text = read_page(summary_html(runs, "two", True, tmp_path)).text
+    assert text.count("A 95 % interval is a paired bootstrap over prompts") == 1
 
 
 def test_runs_without_a_speed_up_have_no_plot_of_it(tmp_path: Path) -> None:

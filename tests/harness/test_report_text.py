@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ecospec.harness.records import AR
 from ecospec.harness.report import Lossless, MethodInfo, report_json
+from ecospec.harness.report_facts import run_facts
 from ecospec.harness.report_markdown import report_markdown
 from ecospec.harness.report_notes import _lossless_sentence, headline, notes
 from ecospec.harness.report_text import print_report, table_width
@@ -192,3 +193,43 @@ def test_a_report_is_read_without_torch() -> None:
 def test_a_tie_that_rounding_does_not_make_is_pointed_out(gap: float, pointed_out: bool) -> None:
     found = Lossless("ties", checked=2, prompts=2, violated=0, ties=3, largest_gap=gap)
     assert ("more than rounding makes" in _lossless_sentence(found, "all", "bfloat16")) == pointed_out
+
+
+PARTS = [
+    {"label": "confidence", "policy": "confidence", "predictor": None},
+    {"label": "marginal", "policy": "marginal-cost", "predictor": "learned:path=x"},
+]
+USED = {
+    "method_parts": PARTS,
+    "predictor": ["feature", "learned:path=x"],
+    "acceptance": "isotonic",
+    "estimated": True,
+    "cost_model": {"measured": "2026-01-02T03:04:05+00:00", "r_squared": 0.98765},
+}
+
+
+def test_what_was_run_names_the_predictor_the_estimator_and_the_cost_model_that_methods_used() -> None:
+    facts = dict(run_facts({**MANIFEST, **USED}))
+    assert facts["predictor"] == "learned:path=x"
+    assert facts["acceptance estimator"] == "isotonic"
+    assert facts["cost model"] == "measured 2026-01-02T03:04:05+00:00, R² 0.988"
+    page = report_markdown(summary(records()), {**MANIFEST, **USED})
+    for line in (
+        "- predictor: learned:path=x",
+        "- acceptance estimator: isotonic",
+        "- cost model: measured 2026-01-02",
+    ):
+        assert line in page
+    assert "feature" not in page
+
+
+def test_what_no_method_used_is_not_said_to_have_been_run() -> None:
+    unused = {**USED, "method_parts": PARTS[:1], "estimated": False, "cost_model": None}
+    assert not {"predictor", "acceptance estimator", "cost model"} & set(dict(run_facts({**MANIFEST, **unused})))
+    page = report_markdown(summary(records()), {**MANIFEST, **unused})
+    assert "isotonic" not in page
+    assert "learned" not in page
+
+
+def test_a_page_says_once_what_an_interval_is() -> None:
+    assert report_markdown(summary(records()), MANIFEST).count("bootstrap") == 1
