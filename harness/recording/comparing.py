@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from ecospec.errors import UserError, nearest
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.recording.folder import Recording, open_recording
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
+from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
 from ecospec.harness.report import LEAST_HEADROOM, YARDSTICKS
 from ecospec.harness.report_notes import NONE
 from ecospec.harness.stats import Ratio, paired_ratio
-from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
+from ecospec.policies import AcceptanceNeed, ExpertNeed, Policy, spec_of
 
 CONFIDENCE = "confidence"
 
@@ -90,8 +91,8 @@ class Replayed:
         }
 
 
-def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCosts | None) -> list[ReplayMethod]:
-    """Every policy at every budget; one that looks at predicted experts, with every predictor.
+def policies_of(asked: ReplayAsked, manifest: Mapping[str, Any]) -> dict[str, Policy]:
+    """The policies by their specs, all that is asked for being checked before any request is read.
 
     Raises:
         UserError: an unknown policy, a label that is not in the recording, or a cost model that is missing.
@@ -99,21 +100,32 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCos
     plugins = load_plugins()
     policies = {spec_of(policy): policy for policy in map(plugins.create_policy, asked.policies)}
     known = [*manifest["predictors"], TRUE]
-    predictors = asked.predictors or tuple(manifest["predictors"][:1]) or (TRUE,)
-    for label in predictors:
+    for label in asked.predictors:
         if label not in known:
             raise UserError(f"predictor {label!r} is not in the recording: {nearest(label, known)}")
     estimators = [*manifest["estimators"], DRAFT]
-    estimator = asked.estimator or estimators[0]
-    if estimator not in estimators:
-        raise UserError(f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}")
-    methods = []
+    if asked.estimator is not None and asked.estimator not in estimators:
+        raise UserError(
+            f"acceptance estimator {asked.estimator!r} is not in the recording: {nearest(asked.estimator, estimators)}"
+        )
     for budget in asked.budgets:
         if budget < 1:
             raise UserError(f"--budget {budget}: expected an integer of at least 1")
+    for policy in policies.values():
+        if policy.needs_cost_model and asked.cost_model is None:
+            raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
+    return policies
+
+
+def methods_of(
+    asked: ReplayAsked, policies: Mapping[str, Policy], manifest: Mapping[str, Any], costs: ReplayCosts | None
+) -> list[ReplayMethod]:
+    """Every policy at every budget; one that looks at predicted experts, with every predictor."""
+    predictors = asked.predictors or tuple(manifest["predictors"][:1]) or (TRUE,)
+    estimator = asked.estimator or [*manifest["estimators"], DRAFT][0]
+    methods = []
+    for budget in asked.budgets:
         for spec, policy in policies.items():
-            if policy.needs_cost_model and costs is None:
-                raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
             for predictor in predictors if policy.needs is ExpertNeed.PREDICTED else predictors[:1]:
                 several = policy.needs is ExpertNeed.PREDICTED and len(predictors) > 1
                 label = f"{spec} with {predictor}" if several else spec
@@ -131,14 +143,20 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
     """
     if asked.limit is not None and asked.limit < 1:
         raise UserError(f"--limit {asked.limit}: expected an integer of at least 1")
-    recording = open_recording(folder)
-    recording = replace(recording, entries=recording.entries[: asked.limit])
+    whole = open_recording(folder)
+    policies = policies_of(asked, whole.manifest)
+    recording = replace(whole, entries=whole.entries[: asked.limit])
     chosen = {entry.id: request for entry, request in recording.requests()}
+    if not any(request.positions for request in chosen.values()):
+        raise UserError(
+            f"recording {folder}: every output in it ended at its first token, which plain decoding's first pass gives, "
+            "so that there is no step to replay; expected a recording of longer outputs"
+        )
     costs = None
     if asked.cost_model is not None:
         costs = read_costs(asked.cost_model, recording.manifest, list(chosen.values()))
-    methods = methods_of(asked, recording.manifest, costs)
-    geometry = recording.manifest["geometry"]
+    methods = methods_of(asked, policies, recording.manifest, costs)
+    geometry, missing = recording.manifest["geometry"], recording.manifest["outputs"] - len(whole.entries)
     plain = plain_decoding(chosen, None if costs is None else costs.cost(None))
     found: list[list[ReplayedRequest]] = [[] for _ in methods]
     for each in replay(chosen.items(), methods, geometry["experts"]):
@@ -148,7 +166,7 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
         recording,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recording, methods, costs)),
+        tuple(_notes(recording, chosen.values(), methods, costs, missing)),
         None if costs is None else costs.name,
     )
 
@@ -208,13 +226,21 @@ def _rows(
     return rows
 
 
-def _notes(recording: Recording, methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
+def _notes(
+    recording: Recording,
+    requests: Collection[RecordedRequest],
+    methods: Sequence[ReplayMethod],
+    costs: ReplayCosts | None,
+    missing: int,
+) -> list[str]:
     manifest = recording.manifest
     notes = [
         f"replayed from {recording.folder}: {len(recording.entries)} requests of {manifest['suite']}, "
         f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
     ]
-    missing = manifest["outputs"] - len(recording.entries)
+    without = sum(request.positions == 0 for request in requests)
+    if without:
+        notes.append(f"{without} of {len(requests)} outputs ended at their first token: they have no step")
     if missing:
         notes.append(f"interrupted: {missing} of {manifest['outputs']} requests are not recorded (--resume goes on)")
     if costs is not None:
