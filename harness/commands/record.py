@@ -10,6 +10,7 @@ import click
 from ecospec.errors import UserError
 from ecospec.harness.cli_options import option, run_options, spec_texts
 from ecospec.harness.config import RunConfig
+from ecospec.harness.unused import named_options, say_unused, unused_sampling
 
 EXIT_INTERRUPTED = 130
 
@@ -33,10 +34,10 @@ def record(ctx: click.Context, /, acceptance: tuple[str, ...], states: bool, **o
     That is the whole draft tree, its true routing, the predicted expert sets and the target's choices: all that
     'ecospec-bench replay' needs to say what any policy would do, without the target.
     """
-    ctx.exit(_record(acceptance, states, options))
+    ctx.exit(_record(acceptance, states, options, named_options(ctx)))
 
 
-def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) -> int:
+def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any], named: frozenset[str]) -> int:
     if options["suite"] is None:
         raise UserError("nothing to record; expected --suite")
     if options["output"] is None:
@@ -45,14 +46,18 @@ def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ecospec.harness.app import as_user_errors, quieten
+    from ecospec.harness.recording.folder import check_output
     from ecospec.harness.recording.recorder import Recorder
 
     quieten()
     specs = spec_texts(options.pop("predictor"))
     config = RunConfig(policy=("confidence",), predictor=specs, **options)
     assert config.output is not None
+    check_output(config.output, resume=config.resume)
+    unused = list(unused_sampling(config, named))
     with as_user_errors(config):
         recorder = Recorder(config, [spec for spec in spec_texts(acceptance) if spec != "draft"], states=states)
+        say_unused(unused)
         columns = [TextColumn("recording"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("", total=len(recorder.bench.prompt_ids))

@@ -149,8 +149,8 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
     chosen = {entry.id: request for entry, request in recording.requests()}
     if not any(request.positions for request in chosen.values()):
         raise UserError(
-            f"recording {folder}: every output in it ended at its first token, which plain decoding's first pass gives, "
-            "so that there is no step to replay; expected a recording of longer outputs"
+            f"recording {folder}: every output in it ended at its first token, which the prefill gives, so that there "
+            "is no step to replay; expected a recording of longer outputs"
         )
     costs = None
     if asked.cost_model is not None:
@@ -166,7 +166,7 @@ def replay_recording(folder: Path, asked: ReplayAsked) -> Replayed:
         recording,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recording, chosen.values(), methods, costs, missing)),
+        tuple(_notes(asked, recording, chosen.values(), methods, costs, missing)),
         None if costs is None else costs.name,
     )
 
@@ -227,6 +227,7 @@ def _rows(
 
 
 def _notes(
+    asked: ReplayAsked,
     recording: Recording,
     requests: Collection[RecordedRequest],
     methods: Sequence[ReplayMethod],
@@ -243,6 +244,11 @@ def _notes(
         notes.append(f"{without} of {len(requests)} outputs ended at their first token: they have no step")
     if missing:
         notes.append(f"interrupted: {missing} of {manifest['outputs']} requests are not recorded (--resume goes on)")
+    policies = [method.policy for method in methods]
+    if asked.predictors and not any(policy.needs is ExpertNeed.PREDICTED for policy in policies):
+        notes.append(f"--predictor {', '.join(asked.predictors)}: no policy here looks at predicted experts")
+    if asked.estimator is not None and not any(policy.acceptance is AcceptanceNeed.ESTIMATED for policy in policies):
+        notes.append(f"--acceptance {asked.estimator}: no policy here looks at estimates of acceptance")
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
