@@ -9,10 +9,9 @@ from pathlib import Path
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.plugins import load_plugins
-from ecospec.harness.recording.folder import MANIFEST
+from ecospec.harness.recording.folder import MANIFEST, check_output
 from ecospec.harness.recording.recorder import Recorder
 from ecospec.harness.several import named_suites, suites_asked
-from ecospec.harness.writing import is_unused
 from ecospec.suites import SUITES
 
 
@@ -27,16 +26,20 @@ def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -
     names = named_suites(config, suites_asked(config.suite, SUITES), load_plugins())
     if len(names) == 1:
         (suite,) = names
+        check_output(output, resume=config.resume)
         return {output: Recorder(replace(config, suite=suite), estimators, states=states)}
     if (output / MANIFEST).exists():
         raise UserError(f"--output {output}: a recording of one suite; expected another folder for {len(names)} suites")
-    if not config.resume and output.exists() and not (output.is_dir() and is_unused(output)):
-        raise UserError(f"--output {output}: not an empty folder; expected a new one, or --resume")
+    begun = {name for name in names.values() if config.resume and (output / name / MANIFEST).exists()}
+    if not begun:
+        check_output(output, resume=config.resume)
+    for name in names.values():
+        check_output(output / name, resume=name in begun)
     found: dict[Path, Recorder] = {}
     first: Recorder | None = None
     for suite, name in names.items():
         folder = output / name
-        each = replace(config, suite=suite, output=folder, resume=config.resume and (folder / MANIFEST).exists())
+        each = replace(config, suite=suite, output=folder, resume=name in begun)
         recorder = Recorder(each, estimators, states=states, parts=first.bench.parts if first else None)
         first = first or recorder
         found[folder] = recorder
