@@ -12,6 +12,7 @@ from rich.table import Table
 from ecospec.errors import UserError, nearest
 from ecospec.harness.fitted_tables import Cell, Column, Kind, fitted_tables
 from ecospec.harness.plugins import load_plugins
+from ecospec.harness.recording.estimating import FittedEstimator, fitted_for
 from ecospec.harness.recording.folder import Recording
 from ecospec.harness.recording.pooling import open_recordings
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
@@ -107,10 +108,7 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCos
     estimators = [*manifest["estimators"], DRAFT]
     estimator = asked.estimator or estimators[0]
     if estimator not in estimators:
-        raise UserError(
-            f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}; what "
-            "'record --acceptance' asks can be replayed"
-        )
+        raise UserError(f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}")
     methods = []
     for budget in asked.budgets:
         if budget < 1:
@@ -138,8 +136,12 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
     recordings = tuple(
         replace(recording, entries=recording.entries[: asked.limit]) for recording in open_recordings(folders)
     )
-    chosen = {entry.id: request for recording in recordings for entry, request in recording.requests()}
     manifest = recordings[0].manifest
+    fitted = fitted_for(asked.estimator, recordings) if asked.estimator is not None else None
+    chosen = {entry.id: request for recording in recordings for entry, request in recording.requests()}
+    if fitted is not None:
+        chosen = {each: fitted.added_to(request) for each, request in chosen.items()}
+        manifest = {**manifest, "estimators": [*manifest["estimators"], asked.estimator]}
     costs = None
     if asked.cost_model is not None:
         costs = read_costs(asked.cost_model, manifest, list(chosen.values()))
@@ -154,7 +156,7 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
         recordings,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recordings, methods, costs)),
+        tuple(_notes(recordings, methods, costs, fitted)),
         None if costs is None else costs.name,
     )
 
@@ -214,7 +216,12 @@ def _rows(
     return rows
 
 
-def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
+def _notes(
+    recordings: Sequence[Recording],
+    methods: Sequence[ReplayMethod],
+    costs: ReplayCosts | None,
+    fitted: FittedEstimator | None,
+) -> list[str]:
     manifest = recordings[0].manifest
     requests = sum(len(each.entries) for each in recordings)
     folders = ", ".join(str(each.folder) for each in recordings)
@@ -235,7 +242,8 @@ def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], cos
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
-        notes.append(f"acceptance as estimated by {methods[0].estimator}{_saved(manifest, methods[0].estimator)}")
+        how = _saved(manifest, methods[0].estimator) if fitted is None else fitted.note
+        notes.append(f"acceptance as estimated by {methods[0].estimator}{how}")
     ahead = sorted({method.label for method in methods if method.sees_ahead})
     if ahead:
         notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")
