@@ -7,6 +7,7 @@ import os
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,11 +23,15 @@ from ecospec.harness.acceptance_store import (
     save_estimators,
     saved_temperatures,
 )
+from ecospec.harness.estimators import saved_for, with_folder
 from ecospec.harness.loading import embedded_folder
 from ecospec.harness.manifest import checkpoint_hash
 from ecospec.harness.training.acceptance_card import reliability_figure, reliability_of, reliability_svg
 from ecospec.harness.writing_folders import found_folder, write_folder
-from ecospec.predictors.acceptance.folder import FACTS
+from ecospec.predictors.acceptance.builtin import Draft, Isotonic, Learned
+from ecospec.predictors.acceptance.folder import FACTS, drafter_facts
+from ecospec.predictors.checkpoint import target_facts
+from ecospec.predictors.contract import TargetView
 
 FACTS_OF = {"target": {"experts": 8, "embedding_sha256": "ab"}, "drafter": {"name": "ngram", "longest": 3}}
 LARGEST_PLOT = 40_000
@@ -152,6 +157,25 @@ def test_a_store_that_cannot_be_written_is_the_users_to_know(tmp_path: Path, mon
     monkeypatch.setenv("ECOSPEC_COST_MODELS", str(tmp_path / "file" / "store"))
     with pytest.raises(UserError, match=r"cannot be written .* in \$ECOSPEC_COST_MODELS"):
         save_estimators(FACTS_OF, "0", some_files("cold"))
+
+
+# --- what a run gets ---
+
+
+def test_only_an_estimator_that_lacks_a_folder_gets_the_saved_one(tmp_path: Path) -> None:
+    view = TargetView(moe_layers=2, experts=8, top_k=2, vocab_size=16, hidden_size=4, embedding=None, stateless="ngram")
+    assert saved_for(Isotonic(), view, 0.0) is None
+    path = save_estimators({"target": target_facts(view), "drafter": drafter_facts(view)}, "0", some_files("cold"))
+    found = saved_for(Isotonic(), view, 0.0)
+    assert found is not None
+    assert found.folder == path
+    assert with_folder(Isotonic(), found) == Isotonic(path)
+    assert saved_for(Isotonic(tmp_path), view, 0.0) is None
+    assert saved_for(Isotonic(), replace(view, bundle=tmp_path), 0.0) is None  # the embedded target has its own
+    assert saved_for(Learned(), view, 0.0) is None  # reads states, of which this drafter has none
+    assert saved_for(Draft(), view, 0.0) is None
+    with pytest.raises(UserError, match=r"one saved at temperature 0, not at 0\.5; expected one of these"):
+        saved_for(Isotonic(), view, 0.5)
 
 
 # --- training ---
