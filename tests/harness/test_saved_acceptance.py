@@ -263,7 +263,7 @@ def test_a_replay_estimates_by_what_was_fitted_since(
     assert rows["later", "learned"] != rows["later", "draft"]
     recording = open_recording(tmp_path / "later")
     for kind, tolerance in (("learned", 2e-3), ("isotonic", 0.0)):
-        fitted = fitted_for(kind, recording)
+        fitted = fitted_for(kind, [recording])
         assert fitted is not None
         both = zip(recording.requests(), open_recording(tmp_path / "at-once").requests(), strict=True)
         for (_, later), (_, once) in both:
