@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ecospec.errors import UserError
 from ecospec.harness.acceptance_store import find_estimators, saved_temperatures
@@ -28,12 +30,23 @@ def saved_for(estimator: AcceptanceEstimator, target: TargetView, temperature: f
         return None
     if isinstance(estimator, Learned) and target.drafter is None:
         return None
-    facts = {"target": target_facts(target), "drafter": drafter_facts(target)}
+    return saved_of(estimator.name, target_facts(target), drafter_facts(target), temperature)
+
+
+def saved_of(
+    name: str, target: Mapping[str, Any], drafter: Mapping[str, Any], temperature: float
+) -> SavedFolder | None:
+    """What is saved for a target and drafter, by what is written down of them; None where nothing is.
+
+    Raises:
+        UserError: something is saved, but for other temperatures.
+    """
+    facts = {"target": target, "drafter": drafter}
     saved = from_rank_0(lambda: find_estimators(facts, temperature))
     others = [] if saved is not None else saved_temperatures(facts)
     if others:
         raise UserError(
-            f"acceptance estimator {estimator.name!r}: for this target and drafter there is one saved at temperature "
+            f"acceptance estimator {name!r}: for this target and drafter there is one saved at temperature "
             f"{', '.join(others)}, not at {temperature_key(temperature)}; expected one of these, or 'ecospec-bench "
             "train acceptance' with a recording at this one, or --acceptance draft"
         )

@@ -74,11 +74,8 @@ def _settle(path: Path) -> None:
     """Put away what a kill, or an error, has left beside a folder; whoever calls has the lock."""
     if _new(path).exists():
         shutil.rmtree(_new(path))
-    if _old(path).exists():
-        if path.exists():
-            shutil.rmtree(_old(path))
-        else:
-            os.rename(_old(path), path)
+    if _old(path).exists() and path.exists():  # else it is still the one that is read
+        shutil.rmtree(_old(path))
 
 
 def _sync(path: Path) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from ecospec.errors import UserError, nearest
 from ecospec.harness.fitted_tables import Cell, Column, Kind, fitted_tables
 from ecospec.harness.plugins import load_plugins
+from ecospec.harness.recording.estimating import FittedEstimator, fitted_for
 from ecospec.harness.recording.folder import Recording
 from ecospec.harness.recording.pooling import open_recordings
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
@@ -146,15 +147,20 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
     if asked.limit is not None and asked.limit < 1:
         raise UserError(f"--limit {asked.limit}: expected an integer of at least 1")
     whole = open_recordings(folders)
-    manifest = whole[0].manifest
-    policies = policies_of(asked, manifest)
     recordings = tuple(replace(recording, entries=recording.entries[: asked.limit]) for recording in whole)
+    fitted = fitted_for(asked.estimator, recordings) if asked.estimator is not None else None
+    manifest = whole[0].manifest
+    if fitted is not None:
+        manifest = {**manifest, "estimators": [*manifest["estimators"], asked.estimator]}
+    policies = policies_of(asked, manifest)
     chosen = {entry.id: request for recording in recordings for entry, request in recording.requests()}
     if not any(request.positions for request in chosen.values()):
         raise UserError(
             f"recording {', '.join(str(each.folder) for each in whole)}: every output in it ended at its first token, "
             "which the prefill gives, so that there is no step to replay; expected a recording of longer outputs"
         )
+    if fitted is not None:
+        chosen = {each: fitted.added_to(request) for each, request in chosen.items()}
     costs = None
     if asked.cost_model is not None:
         costs = read_costs(asked.cost_model, manifest, list(chosen.values()))
@@ -169,7 +175,7 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
         recordings,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(asked, whole, recordings, chosen.values(), methods, costs)),
+        tuple(_notes(asked, whole, recordings, chosen.values(), methods, costs, fitted)),
         None if costs is None else costs.name,
     )
 
@@ -236,6 +242,7 @@ def _notes(
     requests: Collection[RecordedRequest],
     methods: Sequence[ReplayMethod],
     costs: ReplayCosts | None,
+    fitted: FittedEstimator | None,
 ) -> list[str]:
     manifest = recordings[0].manifest
     folders = ", ".join(str(each.folder) for each in recordings)
@@ -264,7 +271,8 @@ def _notes(
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
-        notes.append(f"acceptance as estimated by {methods[0].estimator}{_saved(manifest, methods[0].estimator)}")
+        how = _saved(manifest, methods[0].estimator) if fitted is None else fitted.note
+        notes.append(f"acceptance as estimated by {methods[0].estimator}{how}")
     ahead = sorted({method.label for method in methods if method.sees_ahead})
     if ahead:
         notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")

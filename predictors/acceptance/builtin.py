@@ -19,13 +19,18 @@ def _folder(estimator: AcceptanceEstimator, path: Path | None, target: TargetVie
     if path is not None:
         return path
     if target.bundle is None:
-        raise UserError(
-            f"acceptance estimator {estimator.name!r}: nothing fitted belongs to this target and drafter; expected "
-            "'ecospec-bench record --suite SUITE --target TARGET --drafter DRAFTER --acceptance draft --states "
-            "--output RECORDING' and 'ecospec-bench train acceptance --recording RECORDING' first "
-            f"(docs/acceptance.md), or {estimator.name}:path=FOLDER, or --acceptance draft"
-        )
+        raise nothing_fitted(estimator.name)
     return target.bundle / "acceptance"
+
+
+def nothing_fitted(name: str) -> UserError:
+    """The error of an estimator for which there is nothing to load, with the two commands that make it."""
+    return UserError(
+        f"acceptance estimator {name!r}: nothing fitted belongs to this target and drafter; expected "
+        "'ecospec-bench record --suite SUITE --target TARGET --drafter DRAFTER --acceptance draft --states --output "
+        "RECORDING' and 'ecospec-bench train acceptance --recording RECORDING' first (docs/acceptance.md), or "
+        f"{name}:path=FOLDER, or --acceptance draft"
+    )
 
 
 class BoundDraft(BoundEstimator):

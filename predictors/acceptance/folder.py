@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,15 @@ def drafter_facts(target: TargetView) -> dict[str, Any]:
 
 
 def open_folder(folder: Path, target: TargetView) -> FittedFolder:
-    """Read what was fitted, and check that it was for this target and drafter.
+    """Read what was fitted, and check that it was for this target and drafter; see `read_folder`."""
+    return read_folder(folder, target_facts(target), drafter_facts(target))
+
+
+def read_folder(folder: Path, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> FittedFolder:
+    """Read what was fitted, and check that it was for a target and drafter.
+
+    Args:
+        target: see `target_facts`. drafter: see `drafter_facts`.
 
     Raises:
         UserError: it cannot be read, or was fitted for another target or drafter.
@@ -89,7 +97,7 @@ def open_folder(folder: Path, target: TargetView) -> FittedFolder:
         raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
     if not isinstance(facts, dict) or facts.get("kind") != KIND or facts.get("schema") != SCHEMA:
         raise UserError(f"{path}: not fitted acceptance of this version; expected kind {KIND!r}, schema {SCHEMA}")
-    for what, expected in (("target", target_facts(target)), ("drafter", drafter_facts(target))):
+    for what, expected in (("target", target), ("drafter", drafter)):
         found = facts.get(what)
         for name, value in expected.items():
             other = found.get(name) if isinstance(found, dict) else None

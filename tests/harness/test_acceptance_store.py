@@ -6,17 +6,13 @@ import json
 import os
 import shutil
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-from lm_eval.api.instance import Instance
-from tiny_checkpoints import Checkpoints, write_checkpoints
-from written_costs import fixed_costs
 
 from ecospec.errors import UserError
 from ecospec.harness import writing_folders
@@ -27,17 +23,15 @@ from ecospec.harness.acceptance_store import (
     save_estimators,
     saved_temperatures,
 )
-from ecospec.harness.lm_eval_model import EcospecLM
+from ecospec.harness.estimators import saved_for, with_folder
 from ecospec.harness.loading import embedded_folder
 from ecospec.harness.manifest import checkpoint_hash
-from ecospec.harness.training.acceptance import Fitted, FittedRecordings
 from ecospec.harness.training.acceptance_card import reliability_figure, reliability_of, reliability_svg
-from ecospec.harness.training.acceptance_files import save
 from ecospec.harness.writing_folders import found_folder, write_folder
-from ecospec.predictors.acceptance.folder import CARD, FACTS, PLOT, WEIGHTS
-from ecospec.predictors.acceptance.isotonic import ALL, Curve
-from ecospec.predictors.acceptance.judging import judge
-from ecospec.predictors.acceptance.learned import INPUTS, Weights
+from ecospec.predictors.acceptance.builtin import Draft, Isotonic, Learned
+from ecospec.predictors.acceptance.folder import FACTS, drafter_facts
+from ecospec.predictors.checkpoint import target_facts
+from ecospec.predictors.contract import TargetView
 
 FACTS_OF = {"target": {"experts": 8, "embedding_sha256": "ab"}, "drafter": {"name": "ngram", "longest": 3}}
 LARGEST_PLOT = 40_000
@@ -165,284 +159,26 @@ def test_a_store_that_cannot_be_written_is_the_users_to_know(tmp_path: Path, mon
         save_estimators(FACTS_OF, "0", some_files("cold"))
 
 
-# --- runs ---
+# --- what a run gets ---
 
 
-def made_up(
-    facts: Mapping[str, Any], temperatures: tuple[str, ...] = ("0",), *, learned: bool = True, seed: int = 0
-) -> None:
-    """Save estimators that were fitted to nothing, for the tests of what finds them."""
-    rng = np.random.default_rng(seed)
-    shapes = {"inputs": (INPUTS, 2), "state": (32, 2), "hidden_bias": (2,), "direct": (INPUTS,), "out": (2,)}
-    weights = {each.name: rng.normal(size=shapes.get(each.name, (1,))).astype(np.float32) for each in fields(Weights)}
-    judged = {"draft": judge(np.array([0.1, 0.6]), np.array([False, True]))}
-    fitted = Fitted({ALL: Curve((0.1, 0.9), (0.2, 0.8))}, Weights(**weights) if learned else None, judged, 8, 2)
-    save(
-        FittedRecordings(
-            facts=facts,
-            target="tiny",
-            drafter="eagle3",
-            fitted=dict.fromkeys(temperatures, fitted),
-            prompts=dict.fromkeys(temperatures, frozenset({"0" * 16})),
-            suites=dict.fromkeys(temperatures, ("gsm8k",)),
-        )
-    )
-
-
-@pytest.fixture
-def facts_of(command: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What a recording says of a target and drafter."""
-
-    def run(name: str, *arguments: object) -> dict[str, Any]:
-        given = ("--data", "embedded", "--limit", 1, "--max-new-tokens", 2, "--acceptance", "draft", "--output", name)
-        ran = command("record", "--suite", "gsm8k", *given, *arguments)
-        assert ran.code == 0, ran.err
-        manifest = json.loads((tmp_path / name / "manifest.json").read_text(encoding="utf-8"))
-        return {"target": manifest["target_facts"], "drafter": manifest["drafter_facts"]}
-
-    return run
-
-
-@pytest.fixture
-def parts(checkpoints: Checkpoints) -> tuple[object, ...]:
-    return (
-        *("--target", checkpoints.target, "--drafter", checkpoints.drafter),
-        *("--predictor", f"learned:path={checkpoints.learned}"),
-    )
-
-
-@pytest.fixture
-def adaptive(bench: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
-    """A run whose policy looks at estimates, with a cost model."""
-    costs = fixed_costs(tmp_path / "costs.json", 1e-4)
-
-    def run(*arguments: object) -> Any:
-        return bench("--policy", "adaptive", "--cost-model", costs, "--limit", 1, *arguments)
-
-    return run
-
-
-def one_line(ran: Any) -> str:
-    assert ran.code == 2
-    assert ran.err.count("\n") == 1
-    return str(ran.err)
-
-
-def test_a_run_finds_what_is_saved_and_says_so(
-    adaptive: Callable[..., Any],
-    bench: Callable[..., Any],
-    facts_of: Callable[..., dict[str, Any]],
-    parts: tuple[object, ...],
-    tmp_path: Path,
-) -> None:
-    facts = facts_of("rec", *parts)
-    before = one_line(adaptive("--output", "none"))
-    for word in ("nothing fitted belongs to this target and drafter", "'ecospec-bench record --suite", "--states"):
-        assert word in before
-    assert "'ecospec-bench train acceptance --recording RECORDING'" in before
-    assert not (tmp_path / "none").exists()
-    made_up(facts)
-    folder = path_of(facts, "0")
-    for kind in ("learned", "isotonic"):
-        ran = adaptive("--acceptance", kind, "--output", kind)
-        assert ran.code == 0, ran.err
-        (line,) = [each for each in ran.err.splitlines() if "acceptance estimator" in each]
-        assert line == (
-            f"ecospec-bench: acceptance estimator {kind!r}: the one saved for this target and drafter, {folder} "
-            f"(sha256 {checkpoint_hash(folder)[:12]})"
-        )
-        manifest = json.loads((tmp_path / kind / "manifest.json").read_text(encoding="utf-8"))
-        assert manifest["acceptance"] == kind
-        assert manifest["acceptance_folder"] == str(folder)
-        assert manifest["acceptance_sha256"] == checkpoint_hash(folder)
-    named = adaptive("--acceptance", f"learned:path={folder}", "--output", "named")
-    assert named.code == 0, named.err
-    assert "acceptance estimator" not in named.err
-    figures = [
-        [(each["method"], each["tokens"], each["steps"]) for each in map(json.loads, path.read_text().splitlines())]
-        for path in (tmp_path / name / "prompts.jsonl" for name in ("learned", "named"))
-    ]
-    assert figures[0] == figures[1]
-    several = adaptive("--suite", "gsm8k,amc", "--output", "several")  # said once for all runs of a command
-    assert several.code == 0, several.err
-    assert several.err.count("acceptance estimator") == 1
-    unasked = bench("--policy", "confidence", "--limit", 1, "--output", "unasked")
-    assert unasked.code == 0, unasked.err
-    assert "acceptance estimator" not in unasked.err
-    manifest = json.loads((tmp_path / "unasked" / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["acceptance_folder"] is manifest["acceptance_sha256"] is None
-
-
-def test_what_does_not_fit_is_refused(
-    adaptive: Callable[..., Any],
-    facts_of: Callable[..., dict[str, Any]],
-    parts: tuple[object, ...],
-    tmp_path: Path,
-) -> None:
-    facts = facts_of("rec", *parts)
-    made_up(facts, ("0", "0.7"), learned=False)
-    said = one_line(adaptive("--temperature", 1, "--output", "o"))
-    assert "for this target and drafter there is one saved at temperature 0, 0.7, not at 1; expected one of" in said
-    assert "nothing fitted for acceptance estimator 'learned'" in one_line(adaptive("--output", "o"))
-    assert "which drafter 'ngram' has not" in one_line(adaptive("--drafter", "ngram", "--output", "o"))
-    # One that lies where another's would is not taken for it.
-    other = path_of({**facts, "drafter": {"name": "ngram", "longest": 3}}, "0")
-    shutil.copytree(path_of(facts, "0"), other)
-    said = one_line(adaptive("--acceptance", "isotonic", "--drafter", "ngram", "--output", "o"))
-    assert f"acceptance {other}: fitted for a drafter with name = None, but this one has ngram" in said
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize("broken", ["facts", "weights", "changed weights", "no weights", "no facts"])
-def test_a_damaged_entry_is_refused_and_not_passed_over(
-    adaptive: Callable[..., Any], facts_of: Callable[..., dict[str, Any]], parts: tuple[object, ...], broken: str
-) -> None:
-    facts = facts_of("rec", *parts)
-    made_up(facts)
-    path = path_of(facts, "0") / (WEIGHTS if "weights" in broken else FACTS)
-    if broken.startswith("no "):
-        path.unlink()
-    elif broken == "changed weights":
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-    else:
-        path.write_bytes(path.read_bytes()[:-9])
-    said = one_line(adaptive("--output", "o"))
-    expected = {
-        "facts": f"{path}: not readable",
-        "no facts": f"acceptance {path.parent}: no {FACTS}",
-        "no weights": f"{path}: not the weights of this folder",
-    }
-    assert expected.get(broken, "not the weights of this folder (its hash is not the recorded one)") in said
-
-
-def test_two_targets_have_each_their_own(
-    adaptive: Callable[..., Any],
-    facts_of: Callable[..., dict[str, Any]],
-    parts: tuple[object, ...],
-    checkpoints: Checkpoints,
-    tmp_path: Path,
-) -> None:
-    second = write_checkpoints(tmp_path / "second", seed=1)
-    others = ("--target", second.target, "--drafter", second.drafter, "--predictor", f"learned:path={second.learned}")
-    first_facts, second_facts = facts_of("a", *parts), facts_of("b", *others)
-    assert first_facts["target"] != second_facts["target"]
-    made_up(second_facts)
-    assert "nothing fitted belongs" in one_line(adaptive("--output", "first"))
-    ran = adaptive(*others, "--output", "second-run")
-    assert ran.code == 0, ran.err
-    assert str(path_of(second_facts, "0")) in ran.err
-    made_up(first_facts)
-    ran = adaptive("--output", "first")
-    assert ran.code == 0, ran.err
-    assert str(path_of(first_facts, "0")) in ran.err
-    mixed = adaptive("--drafter", second.drafter, "--output", "mixed")
-    assert "nothing fitted belongs" in one_line(mixed)
-
-
-def test_drafters_of_one_name_are_told_apart(
-    facts_of: Callable[..., dict[str, Any]], checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    given = ("--target", checkpoints.target, "--predictor", f"token-frequency:path={checkpoints.token_frequency}")
-    short, long = (facts_of(f"n{n}", *given, "--drafter", f"ngram:longest={n}") for n in (2, 4))
-    assert short["drafter"] == {"name": "ngram", "longest": 2}
-    assert path_of(short, "0") != path_of(long, "0")
-
-
-def test_recording_and_replay_and_lm_eval_find_the_same(
-    facts_of: Callable[..., dict[str, Any]],
-    parts: tuple[object, ...],
-    checkpoints: Checkpoints,
-    command: Callable[..., Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    facts = facts_of("rec", *parts)
-    made_up(facts)
-    folder = path_of(facts, "0")
-    given = ("--data", "embedded", "--limit", 1, "--max-new-tokens", 6, "--output", "found")
-    ran = command("record", "--suite", "amc", *parts, *given)
-    assert ran.code == 0, ran.err
-    assert f"'learned': the one saved for this target and drafter, {folder}" in ran.err
-    manifest = json.loads((tmp_path / "found" / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["estimators"] == ["learned"]
-    assert manifest["estimators_folders"] == [str(folder)]
-    assert manifest["estimators_sha256"] == [checkpoint_hash(folder)]
-    costs = fixed_costs(tmp_path / "costs.json", 1e-4)
-    projected = ("--policy", "adaptive", "--cost-model", "gpt-oss-120b")
-    ran = command("replay", "found", *projected, "--acceptance", "learned")
-    assert ran.code == 0, ran.err
-    said = f"acceptance as estimated by learned, when it was recorded: {folder} (sha256 {checkpoint_hash(folder)[:12]})"
-    assert said in ran.out
-    capsys.readouterr()
-    model = EcospecLM(
-        "adaptive",
-        target=str(checkpoints.target),
-        drafter=str(checkpoints.drafter),
-        cost_model=str(costs),
-        max_gen_toks=4,
-    )
-    assert f"the one saved for this target and drafter, {folder}" in capsys.readouterr().err
-    assert model.generate_until([Instance("generate_until", {}, ("one two three", {"until": []}), 0)])
-    about = {"folder": str(folder), "sha256": checkpoint_hash(folder)}
-    assert model.get_model_info()["ecospec_acceptance"] == {"0": about}
-    warm = Instance("generate_until", {}, ("one", {"until": [], "do_sample": True, "temperature": 0.7}), 0)
-    with pytest.raises(UserError, match=r"saved at temperature 0, not at 0\.7"):
-        model.generate_until([warm])
-
-
-def test_a_resumed_run_refuses_another_estimator(
-    adaptive: Callable[..., Any],
-    facts_of: Callable[..., dict[str, Any]],
-    parts: tuple[object, ...],
-    command: Callable[..., Any],
-) -> None:
-    facts = facts_of("rec", *parts)
-    made_up(facts)
-    assert adaptive("--output", "run").code == 0
-    ran = command("--resume", "run")
-    assert ran.code == 0, ran.err
-    before = checkpoint_hash(path_of(facts, "0"))
-    made_up(facts, learned=True, seed=1)
-    assert f"run was run with acceptance_sha256 = {before!r}, now it is" in command("--resume", "run").err
+def test_only_an_estimator_that_lacks_a_folder_gets_the_saved_one(tmp_path: Path) -> None:
+    view = TargetView(moe_layers=2, experts=8, top_k=2, vocab_size=16, hidden_size=4, embedding=None, stateless="ngram")
+    assert saved_for(Isotonic(), view, 0.0) is None
+    path = save_estimators({"target": target_facts(view), "drafter": drafter_facts(view)}, "0", some_files("cold"))
+    found = saved_for(Isotonic(), view, 0.0)
+    assert found is not None
+    assert found.folder == path
+    assert with_folder(Isotonic(), found) == Isotonic(path)
+    assert saved_for(Isotonic(tmp_path), view, 0.0) is None
+    assert saved_for(Isotonic(), replace(view, bundle=tmp_path), 0.0) is None  # the embedded target has its own
+    assert saved_for(Learned(), view, 0.0) is None  # reads states, of which this drafter has none
+    assert saved_for(Draft(), view, 0.0) is None
+    with pytest.raises(UserError, match=r"one saved at temperature 0, not at 0\.5; expected one of these"):
+        saved_for(Isotonic(), view, 0.5)
 
 
 # --- training ---
-
-
-def test_training_saves_for_the_runs_of_its_target(
-    command: Callable[..., Any], adaptive: Callable[..., Any], parts: tuple[object, ...], tmp_path: Path
-) -> None:
-    given = ("--data", "embedded", "--limit", 10, "--max-new-tokens", 6, "--acceptance", "draft", "--states")
-    assert command("record", "--suite", "gsm8k", *parts, *given, "--output", "cold").code == 0
-    assert command("record", "--suite", "gsm8k", *parts, *given, "--temperature", 1, "--output", "warm").code == 0
-    ran = command("train", "acceptance", "--recording", "cold", "--recording", "warm", "--threads", 1)
-    assert ran.code == 0, ran.err
-    lines = [line for line in ran.out.splitlines() if line.startswith("saved in ")]
-    folders = [Path(line.removeprefix("saved in ").partition(": ")[0]) for line in lines]
-    assert [each.parent for each in folders] == [tmp_path / "store" / "acceptance"] * 2
-    for key, line, folder in zip("01", lines, folders, strict=True):
-        assert f"runs of this target and drafter at temperature {key} find it by --acceptance learned, the def" in line
-        assert {each.name for each in folder.iterdir()} == {FACTS, WEIGHTS, CARD, PLOT}
-        card = (folder / CARD).read_text(encoding="utf-8")
-        assert f"]({PLOT})" in card
-        assert [f"## Temperature {at}" in card for at in "01"] == [at == key for at in "01"]
-        assert (folder / PLOT).stat().st_size < LARGEST_PLOT
-    facts = json.loads((folders[0] / FACTS).read_text(encoding="utf-8"))
-    assert list(facts["isotonic"]) == list(facts["learned"]) == ["0"]
-    assert len(facts["fitted_on"]) == 10
-    for at, folder in enumerate(folders):
-        ran = adaptive("--suite", "amc", "--temperature", at, "--output", f"run-{at}")
-        assert ran.code == 0, ran.err
-        assert str(folder) in ran.err
-    ran = adaptive("--output", "o")
-    assert ran.code == 2
-    assert "was fitted to 1 of these 1 prompts" in ran.err.splitlines()[-1]
-    # Anew, from one recording: the other temperature's stays.
-    kept = checkpoint_hash(folders[0])
-    assert command("train", "acceptance", "--recording", "warm", "--seed", 1).code == 0
-    assert checkpoint_hash(folders[0]) == kept
 
 
 def test_training_checks_first_where_it_will_write(
@@ -452,7 +188,10 @@ def test_training_checks_first_where_it_will_write(
     (tmp_path / "file").write_text("")
 
     def line(*arguments: object) -> str:
-        return one_line(command("train", "acceptance", "--recording", "nothing", *arguments))
+        ran = command("train", "acceptance", "--recording", "nothing", *arguments)
+        assert ran.code == 2
+        assert ran.err.count("\n") == 1
+        return str(ran.err)
 
     assert "--output file/in: cannot be written to (Not a directory); expected another" in line("--output", "file/in")
     assert "--output file: not an empty folder" in line("--output", "file")

@@ -314,7 +314,8 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
     assert "no recording" in line("replay", "nothing")
     assert "did you mean" in line("replay", "rec", "--policy", "confidenc")
     assert "not in the recording" in line("replay", "rec", "--predictor", "feature")
-    assert "not in the recording" in line("replay", "rec", "--acceptance", "isotonic")
+    assert "not in the recording" in line("replay", "rec", "--acceptance", "coin")
+    assert "nothing fitted belongs to this target" in line("replay", "rec", "--acceptance", "isotonic")
     assert "needs a cost model" in line("replay", "rec", "--policy", "adaptive")
     assert "--budget 0" in line("replay", "rec", "--budget", 0)
     for limit in (0, -1):
