@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+LARGEST = 1e12
+"""What seconds or pairs can be at most: far beyond any device, and small enough that no sum or product overflows."""
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -22,7 +25,7 @@ class CostModel:
             least the one before it.
 
     Raises:
-        ValueError: a number is negative or not finite, all seconds are 0, or the pairs fall.
+        ValueError: a number is negative, not finite or above `LARGEST`, all seconds are 0, or the pairs fall.
     """
 
     fixed_seconds: float
@@ -34,8 +37,8 @@ class CostModel:
     def __post_init__(self) -> None:
         seconds = (self.fixed_seconds, self.pair_seconds, self.token_seconds, self.other_seconds)
         for value in (*seconds, *self.pairs_by_tokens):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"a cost model holds finite numbers of at least 0, got {value}")
+            if not 0 <= value <= LARGEST:  # also false for nan
+                raise ValueError(f"a cost model holds numbers from 0 to {LARGEST:g}, got {value}")
         if not any(seconds):
             raise ValueError("a cost model in which a step costs nothing")
         if any(after < before for before, after in pairwise(self.pairs_by_tokens)):
@@ -66,3 +69,14 @@ class CostModel:
             return measured[tokens - 1]
         last = measured[-1] - measured[-2] if len(measured) > 1 else measured[-1]
         return measured[-1] + last * (tokens - len(measured))
+
+
+def rate_order(expected_tokens: float, seconds: float) -> tuple[float, float]:
+    """What to compare selections by: the larger is the better.
+
+    That is the expected tokens per second. A step that takes no time at all has an infinite rate, whatever it emits:
+    it is better than any that takes some, and of several such the one with the most expected tokens is the best, since
+    every token of it is for nothing.
+    """
+    rate = expected_tokens / seconds if seconds > 0 else math.inf
+    return rate, expected_tokens if rate == math.inf else 0.0

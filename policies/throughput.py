@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from ecospec.policies.contract import AcceptanceNeed, ExpertNeed, Policy, SelectionRequest
+from ecospec.policies.cost import rate_order
 from ecospec.policies.experts import count_pairs
 from ecospec.policies.growing import grow_by_score
 
@@ -35,7 +36,8 @@ class Adaptive(Policy):
         order = grow_by_score(request.tree, request.budget, scores)
         expected = accumulate(scores[order].tolist())
         rates = [
-            tokens / cost.step_seconds(count, cost.expected_pairs(count)) for count, tokens in enumerate(expected, 1)
+            rate_order(tokens, cost.step_seconds(count, cost.expected_pairs(count)))
+            for count, tokens in enumerate(expected, 1)
         ]
         return order[: 1 + rates.index(max(rates))]
 
@@ -56,6 +58,8 @@ class Throughput(Policy):
         own = request.expert_sets().bits
         root = int(count_pairs(request.initial_buffer() | own[0]))
         state = _Selected([0], [0.0], float(request.node_scores[0]), request.cost().step_seconds(1, root))
+        if state.seconds == 0:
+            _take_what_is_free(state, request)
         met: set[frozenset[int]] = set()
         while True:
             _grow(state, request)
@@ -68,6 +72,23 @@ class Throughput(Policy):
             if left in met:
                 return state.nodes
             met.add(left)
+
+
+def _take_what_is_free(state: _Selected, request: SelectionRequest) -> None:
+    """Fill a selection that takes no time with the likeliest nodes that add none; see `rate_order`.
+
+    Such a node reads nothing that the root does not, so that none of them makes another one free.
+    """
+    cost, own = request.cost(), request.expert_sets().bits
+    read = request.initial_buffer() | own[0]
+    free = cost.token_seconds + cost.pair_seconds * count_pairs(own & ~read) == 0.0
+    scores = np.where(free, request.node_scores, -1.0)
+    for node in grow_by_score(request.tree, request.budget, scores)[1:]:
+        if not free[node]:  # as are all after it
+            break
+        state.nodes.append(node)
+        state.paid.append(0.0)
+        state.expected += float(scores[node])
 
 
 @dataclass

@@ -12,6 +12,7 @@ import numpy as np
 
 from ecospec.errors import UserError
 from ecospec.policies.contract import AcceptanceNeed, ExpertNeed, Policy, SelectionRequest
+from ecospec.policies.cost import rate_order
 from ecospec.policies.tree import DraftTree
 
 MOST_SELECTIONS = 200_000
@@ -39,13 +40,13 @@ class Optimal(Policy):
         cost, scores = request.cost(), request.node_scores.tolist()
         own = [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in request.expert_sets().bits]
         before = int.from_bytes(request.initial_buffer().astype("<u8").tobytes(), "little")
-        best, best_rate = [0], -1.0
+        best, best_rate = [0], (-1.0, 0.0)
         for selected in selections(request.tree, request.budget):
             covered, expected = before, 0.0
             for node in selected:
                 covered |= own[node]
                 expected += scores[node]
-            rate = expected / cost.step_seconds(len(selected), covered.bit_count())
+            rate = rate_order(expected, cost.step_seconds(len(selected), covered.bit_count()))
             if rate > best_rate:
                 best, best_rate = list(selected), rate
         return best

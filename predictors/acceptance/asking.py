@@ -6,7 +6,8 @@ for a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -36,16 +37,23 @@ def bind_estimator(
 
     Raises:
         UserError: nothing to load, or it does not fit the target.
-        EstimatorError: it raised something else, or gave no `BoundEstimator`.
+        EstimatorError: it raised something else, gave no `BoundEstimator`, or one whose `fitted_on` is no set of texts.
     """
     with _blaming(estimator.name):
         bound: object = estimator.bind(target, temperature)
+        fitted_on: object = getattr(bound, "fitted_on", None)
+        keys = list(fitted_on) if isinstance(fitted_on, Set) else None
     if not isinstance(bound, BoundEstimator):
         raise EstimatorError(
             f"acceptance estimator {estimator.name!r}: bind returned a {type(bound).__name__}; "
             "expected a BoundEstimator"
         )
-    return AskedEstimator(estimator.name, bound, saved)
+    if keys is None or not all(isinstance(key, str) for key in keys):
+        raise EstimatorError(
+            f"acceptance estimator {estimator.name!r}: fitted_on is {reprlib.repr(fitted_on)}; expected a frozenset of "
+            "the keys of the prompts that it was fitted to, empty for none"
+        )
+    return AskedEstimator(estimator.name, bound, saved, frozenset(map(str, keys)))
 
 
 class AskedEstimator:
@@ -55,9 +63,16 @@ class AskedEstimator:
         saved: the folder that it was found in; None for one that its user named, and one that reads none.
     """
 
-    def __init__(self, name: str, bound: BoundEstimator, saved: SavedFolder | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        bound: BoundEstimator,
+        saved: SavedFolder | None = None,
+        fitted_on: frozenset[str] = frozenset(),
+    ) -> None:
         self.name, self.saved = name, saved
         self._bound = bound
+        self._fitted_on = fitted_on
 
     def check_prompts(self, prompts: Mapping[str, str]) -> None:
         """Refuse to judge an estimator by what it was fitted to.
@@ -68,7 +83,7 @@ class AskedEstimator:
         Raises:
             EstimatorError: it was fitted to one of them.
         """
-        seen = [prompts[key] for key in prompts if key in self._bound.fitted_on]
+        seen = [prompts[key] for key in prompts if key in self._fitted_on]
         if seen:
             raise EstimatorError(
                 f"acceptance estimator {self.name!r} was fitted to {len(seen)} of these {len(prompts)} prompts, "

@@ -314,6 +314,55 @@ def test_binding_something_else_is_refused() -> None:
         bind_estimator(Odd(), VIEW, 0.0)
 
 
+class Fitted(Broken):
+    """An estimator that says what it was fitted on, or raises."""
+
+    @property
+    def fitted_on(self) -> Any:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "what"),
+    [
+        (5, "fitted_on is 5; expected a frozenset"),
+        (None, "fitted_on is None; expected"),
+        ("abc", "fitted_on is 'abc'; expected"),
+        ({"a", 3}, "fitted_on is {.*}; expected"),
+        (ZeroDivisionError("none"), "raised ZeroDivisionError"),
+    ],
+)
+def test_what_an_estimator_was_fitted_on_is_a_set_of_texts(found: Any, what: str) -> None:
+    class Own(AcceptanceEstimator):
+        """Its own."""
+
+        name = "own"
+
+        def bind(self, target: TargetView, temperature: float) -> Any:
+            return Fitted(found)
+
+    with pytest.raises(EstimatorError, match=f"acceptance estimator 'own'.*{what}"):
+        bind_estimator(Own(), VIEW, 0.0)
+
+
+@pytest.mark.parametrize("found", [{"k"}, frozenset({"k"}), {"k": 1}.keys()], ids=["set", "frozenset", "keys"])
+def test_a_prompt_that_an_estimator_was_fitted_on_is_refused(found: Any) -> None:
+    class Own(AcceptanceEstimator):
+        """Its own."""
+
+        name = "own"
+
+        def bind(self, target: TargetView, temperature: float) -> Any:
+            return Fitted(found)
+
+    asked = bind_estimator(Own(), VIEW, 0.0)
+    asked.check_prompts({"other": "p0"})
+    with pytest.raises(EstimatorError, match="fitted to 1 of these 2 prompts, such as p1"):
+        asked.check_prompts({"other": "p0", "k": "p1"})
+
+
 def test_draft_gives_the_path_probabilities_as_they_are() -> None:
     asked = bind_estimator(Draft(), VIEW, 0.3)
     assert np.array_equal(asked.estimate(TREE, no_states), TREE.path_probs)
