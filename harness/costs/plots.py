@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from ecospec.harness.costs.report import drafting_name
 from ecospec.harness.costs.saved import SavedCostModel
 from ecospec.harness.costs.text import uniform_experts
+from ecospec.harness.costs.words import drafting_name
 
 PUBLISHED_MB = {"Qwen3-235B-A22B": 37.75, "GPT-OSS-120B": 12.45, "DeepSeek-V3.1": 44.04}
 """Bytes of one expert in 10⁶ bytes, as the paper's Figure 1c gives them."""

@@ -26,6 +26,7 @@ from ecospec.harness.costs.profiling import (
     requests_of,
     steps_of,
 )
+from ecospec.harness.costs.projected import projected_for
 from ecospec.harness.costs.saved import SavedCostModel, from_manifest
 from ecospec.harness.costs.store import find_cost_model, load_cost_model, path_of, save_cost_model
 from ecospec.harness.costs.words import formula
@@ -114,7 +115,7 @@ def _cost_model_for(
     key = key_of(loaded, device, subject.placement)
     saved = from_rank_0(lambda: find_cost_model(key)) if path is None else load_cost_model(path, key)
     if saved is not None and saved.projection is not None:
-        return saved
+        return projected_for(saved, subject.drafting, f"--cost-model {path}")
     methods = subject.methods()
     tree = next(iter(methods.values())).tree_size
     # By the tree and not by γ, so that one model serves runs at every γ.

@@ -11,7 +11,7 @@ from typing import Any
 from ecospec.errors import UserError
 from ecospec.harness.costs.saved import Drafting, Point, SavedCostModel, StepRest
 from ecospec.harness.costs.text import uniform_experts
-from ecospec.harness.costs.words import coefficient_text, percent, seconds_text
+from ecospec.harness.costs.words import coefficient_text, drafting_name, percent, seconds_text
 
 PROFILE_JSON, PROFILE_MD = "profile.json", "profile.md"
 
@@ -32,11 +32,6 @@ def profile_json(saved: SavedCostModel) -> dict[str, Any]:
             ],
         },
     }
-
-
-def drafting_name(drafting: Drafting) -> str:
-    """A drafter with its tree size, in words."""
-    return f"{drafting.drafter}, {drafting.draft_steps} steps, top-{drafting.draft_topk}"
 
 
 def summary_lines(saved: SavedCostModel) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ecospec.errors import UserError, nearest
+from ecospec.harness.checked import first_problem
 from ecospec.policies import CostModel
 
 SCHEMA = 1
@@ -230,6 +231,10 @@ class SavedCostModel:
             raise ValueError(f"a cost model of schema {self.schema}, expected {SCHEMA}")
         if not (self.copy_bytes_per_second > 0 and all(p.seconds > 0 and p.tokens > 0 for p in self.points)):
             raise ValueError("a bandwidth or a pass of no time")
+        if min(self.moe_layers, self.experts, self.top_k) < 1 or self.top_k > self.experts:
+            raise ValueError(f"{self.moe_layers} MoE layers with {self.top_k} of {self.experts} experts a token")
+        if not self.pairs_by_tokens:
+            raise ValueError("no unique pairs by number of tokens")
         if self.projection is None and not self.points:
             raise ValueError("a measurement without points")
         for drafting in self.draftings or (None,):
@@ -324,10 +329,8 @@ def read_cost_model(path: Path, what: str) -> SavedCostModel:
     except OSError as error:
         raise UserError(f"{what} {path}: cannot be read ({error.strerror}); expected a cost-model file") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise UserError(
-            f"{what} {path}: not a cost model of this version ({where}: {first['msg']}); expected what "
+            f"{what} {path}: not a cost model of this version ({first_problem(error)}); expected what "
             "ecospec-bench profile writes"
         ) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecospec.harness.costs.saved import Coefficient, SavedCostModel
+from ecospec.harness.costs.saved import Coefficient, Drafting, SavedCostModel
 
 
 def seconds_text(seconds: float) -> str:
@@ -39,3 +39,8 @@ def formula(saved: SavedCostModel) -> str:
     if fit.r_squared is None:
         return f"T_verify = {terms}; a projection: {saved.projection}"
     return f"T_verify = {terms}; R² {fit.r_squared:.3f}, held-out error {percent(fit.held_out_error)}"
+
+
+def drafting_name(drafting: Drafting) -> str:
+    """A drafter with its tree size, in words."""
+    return f"{drafting.drafter}, {drafting.draft_steps} steps, top-{drafting.draft_topk}"

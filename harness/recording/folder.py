@@ -13,9 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ecospec.errors import UserError
+from ecospec.harness.checked import first_problem
+from ecospec.harness.recording.checking import check_belongs, check_manifest, check_request
 from ecospec.harness.recording.steps import RecordedRequest, from_bytes, to_bytes
 from ecospec.harness.writing import PARTIAL, alone_in, append_text, is_unused, write_json, write_text
 
@@ -33,12 +37,17 @@ class Entry:
         ties: positions at which the choice of a pass over the tree was not plain decoding's.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
     id: str
     file: str
     sha256: str
     prompt: str
-    prompt_tokens: int
-    ties: int
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    ties: Annotated[int, Field(ge=0)]
+
+
+_ENTRY = TypeAdapter(Entry)
 
 
 @contextmanager
@@ -91,6 +100,8 @@ class RecordingWriter:
         if not resume:
             write_json(folder / MANIFEST, manifest)
         self.entries = read_index(folder) if resume else []
+        for entry in self.entries:  # what is not there any more cannot be gone on with
+            read_listed(folder, entry)
         write_text(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
 
     @property
@@ -101,7 +112,7 @@ class RecordingWriter:
     def add(self, request_id: str, prompt: str, prompt_tokens: int, request: RecordedRequest, ties: int) -> None:
         """Write one request."""
         data = to_bytes(request)
-        name = f"{REQUESTS}/{len(self.entries):05d}.safetensors"
+        name = file_name(len(self.entries))
         _write(self.folder / name, data)
         entry = Entry(request_id, name, hashlib.sha256(data).hexdigest(), prompt, prompt_tokens, ties)
         append_text(self.folder / INDEX, json.dumps(asdict(entry)) + "\n")
@@ -122,15 +133,38 @@ class Recording:
         Raises:
             UserError: a file is missing, damaged, or another than was listed.
         """
+        width: int | None = None
         for entry in self.entries:
             path = self.folder / entry.file
+            request = from_bytes(read_listed(self.folder, entry), path)
             try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise UserError(f"{path}: not readable ({error.strerror}); record it anew") from error
-            if hashlib.sha256(data).hexdigest() != entry.sha256:
-                raise UserError(f"{path}: not the file that was recorded; record it anew")
-            yield entry, from_bytes(data, path)
+                check_request(request)
+                check_belongs(request, self.manifest)
+                if request.states is not None:
+                    width = request.states.shape[1] if width is None else width
+                    if request.states.shape[1] != width:
+                        raise ValueError(
+                            f"states of width {request.states.shape[1]}, expected the {width} of the others"
+                        )
+            except ValueError as error:
+                raise UserError(f"{path}: not a request of this recording ({error}); record it anew") from error
+            yield entry, request
+
+
+def read_listed(folder: Path, entry: Entry) -> bytes:
+    """The file of a request that the index lists.
+
+    Raises:
+        UserError: it is missing, or another than was listed.
+    """
+    path = folder / entry.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror}); record it anew") from error
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise UserError(f"{path}: not the file that was recorded; record it anew")
+    return data
 
 
 def open_recording(folder: Path) -> Recording:
@@ -143,6 +177,11 @@ def open_recording(folder: Path) -> Recording:
     entries = read_index(folder)
     if not entries:
         raise UserError(f"recording {folder}: no request in it yet; go on with it by --resume")
+    if len(entries) > manifest["outputs"]:
+        raise UserError(
+            f"{folder / INDEX}: lists {len(entries)} requests, expected at most the {manifest['outputs']} of "
+            f"{MANIFEST}; record it anew"
+        )
     return Recording(folder, manifest, tuple(entries))
 
 
@@ -150,17 +189,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a recording.
 
     Raises:
-        UserError: there is none, or it is another thing's.
+        UserError: there is none, it is another thing's, or damaged.
     """
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{folder}: no recording (no {MANIFEST}); expected what 'ecospec-bench record' wrote") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
     if not isinstance(found, dict) or found.get("kind") != KIND or found.get("schema") != SCHEMA:
         raise UserError(f"{path}: not the manifest of a recording of this version; expected kind {KIND!r}")
+    try:
+        check_manifest(text)
+    except ValidationError as error:
+        raise UserError(f"{path}: damaged ({first_problem(error)}); record it anew") from error
     return found
 
 
@@ -168,7 +212,7 @@ def read_index(folder: Path) -> list[Entry]:
     """The requests that are listed; a last line cut short by a kill is dropped.
 
     Raises:
-        UserError: another line is damaged.
+        UserError: another line is damaged, or lists what is not the request of its place.
     """
     path = folder / INDEX
     try:
@@ -182,12 +226,24 @@ def read_index(folder: Path) -> list[Entry]:
         if not line:
             continue
         try:
-            entries.append(Entry(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            entry = _ENTRY.validate_json(line)
+        except (ValidationError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the write was cut short
                 break
-            raise UserError(f"{path}, line {number}: damaged ({error}); record it anew") from error
+            raise UserError(f"{path}, line {number}: damaged ({first_problem(error)}); record it anew") from error
+        # A further request gets the number of its line: any other place would have it overwrite one.
+        expected = file_name(len(entries))
+        if entry.file != expected:
+            raise UserError(f"{path}, line {number}: lists {entry.file!r}, expected {expected}; record it anew")
+        if any(entry.id == other.id for other in entries):
+            raise UserError(f"{path}, line {number}: lists request {entry.id!r} again; record it anew")
+        entries.append(entry)
     return entries
+
+
+def file_name(number: int) -> str:
+    """Where the arrays of a recording's request lie, by its place in the index from 0."""
+    return f"{REQUESTS}/{number:05d}.safetensors"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.policies import DraftTree, ExpertSets
 from ecospec.policies.arrays import FloatArray
 
@@ -60,6 +60,9 @@ class RecordedRequest:
     state_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
+        dimensions = (self.tokens.ndim, self.sizes.ndim, self.routing.ndim)
+        if dimensions != (1, 1, 3):
+            raise ValueError(f"tokens, sizes and routing have {dimensions} dimensions, expected (1, 1, 3)")
         nodes = int(self.sizes.sum())
         if len(self.tokens) != len(self.sizes) + 1 or (self.sizes < 1).any():
             raise ValueError(
@@ -138,5 +141,5 @@ def from_bytes(data: bytes, path: Path) -> RecordedRequest:
             for name in [name for name in arrays if name.startswith(prefix)]:
                 group[name.removeprefix(prefix)] = arrays.pop(name)
         return RecordedRequest(**arrays, predicted=grouped[PREDICTED], estimated=grouped[ESTIMATED])
-    except (SafetensorError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not a recorded request ({' '.join(str(error).split())}); record it anew") from error
+    except (SafetensorError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise UserError(f"{path}: not a recorded request ({one_line(error)}); record it anew") from error

@@ -7,17 +7,19 @@ one has, in proportion to K. Nothing of it is measured, and every table that com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from ecospec.errors import UserError, nearest
+from ecospec.errors import UserError, nearest, one_line
+from ecospec.harness.checked import first_problem
+from ecospec.harness.costs.projected import projected_for
 from ecospec.harness.costs.saved import SavedCostModel, read_cost_model
 from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.policies import CostModel, ExpertSets, count_pairs
@@ -27,6 +29,18 @@ FOLDER = Path(__file__).resolve().parent.parent / "projections"
 SUFFIXES = (".yaml", ".yml")
 POSITIONS = 200
 """Recorded positions, evenly spread, over which the pairs of n nodes are averaged."""
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not a truth value")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=1_000_000)]
+Bytes = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e18)]
+Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e6)]
+"""What published devices and models stay far within, and no product of which overflows."""
 
 
 @checked_dataclass(
@@ -40,6 +54,7 @@ class Projection:
         name: what the table is headed with.
         source: where the figures are from, and which of them are assumed.
         bandwidth: bytes per second that the device can read. bandwidth_share: of it, what a pass reaches.
+        moe_layers, experts, top_k: of the target; K of the experts of a layer are a token's.
         expert_bytes: of one routed expert. always_read_bytes: what a pass reads whatever is routed.
         fixed_seconds: of a pass, besides reading. token_seconds: for every token of a pass.
         draft_seconds, predict_seconds, other_seconds: of a step.
@@ -47,18 +62,22 @@ class Projection:
 
     name: str
     source: str
-    bandwidth: float = Field(gt=0)
-    moe_layers: int = Field(gt=0)
-    experts: int = Field(gt=0)
-    top_k: int = Field(gt=0)
-    expert_bytes: float = Field(gt=0)
-    always_read_bytes: float = Field(ge=0)
-    bandwidth_share: float = Field(default=1.0, gt=0, le=1)
-    fixed_seconds: float = Field(default=0.0, ge=0)
-    token_seconds: float = Field(default=0.0, ge=0)
-    draft_seconds: float = Field(default=0.0, ge=0)
-    predict_seconds: float = Field(default=0.0, ge=0)
-    other_seconds: float = Field(default=0.0, ge=0)
+    bandwidth: Annotated[float, BeforeValidator(_no_truth_value), Field(ge=1e6, le=1e18)]
+    moe_layers: Count
+    experts: Count
+    top_k: Count
+    expert_bytes: Annotated[Bytes, Field(ge=1)]
+    always_read_bytes: Bytes
+    bandwidth_share: Annotated[float, BeforeValidator(_no_truth_value), Field(ge=1e-3, le=1)] = 1.0
+    fixed_seconds: Seconds = 0.0
+    token_seconds: Seconds = 0.0
+    draft_seconds: Seconds = 0.0
+    predict_seconds: Seconds = 0.0
+    other_seconds: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.experts:
+            raise ValueError(f"top-k {self.top_k} of {self.experts} experts: expected at most as many")
 
     def cost(self, predicts: bool, recorded: Mapping[str, Any], pairs_by_tokens: Sequence[float]) -> CostModel:
         """Seconds of a step in terms of the recorded target's tokens and (layer, expert) pairs.
@@ -114,14 +133,21 @@ def read_projection(path: Path) -> Projection:
         UserError: it cannot be read, or a value is missing, unknown or out of bounds.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"--cost-model {path}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"--cost-model {path}: not readable ({one_line(error)})") from error
+    # A dict has already merged them.
+    names = [str(key.value) for key, _ in tree.value] if isinstance(tree, yaml.MappingNode) else []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"--cost-model {path}: {twice} is given {names.count(twice)} times, expected once")
+    try:
         return TypeAdapter(Projection).validate_python(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UserError(f"--cost-model {path}: {where}: {first['msg']} (docs/replay.md has the keys)") from error
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"--cost-model {path}: not readable ({' '.join(str(error).split())})") from error
+    except (ValidationError, OverflowError) as error:  # the latter of an integer that no float can hold
+        raise UserError(f"--cost-model {path}: {first_problem(error)} (docs/replay.md has the keys)") from error
 
 
 def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[RecordedRequest]) -> ReplayCosts:
@@ -133,7 +159,11 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
     Raises:
         UserError: there is no such file, it is damaged, or a measured model is not of the recorded target.
     """
-    if given.suffix not in SUFFIXES and not given.exists():
+    try:
+        there = given.exists()
+    except OSError as error:  # a name that no file can have
+        raise UserError(f"--cost-model {given}: not readable ({error.strerror})") from error
+    if given.suffix not in SUFFIXES and not there:
         known = projection_names()
         if str(given) not in known:
             raise UserError(f"--cost-model {given}: no such file or projection; {nearest(str(given), known)}")
@@ -142,18 +172,43 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
         projection = read_projection(given)
         geometry = manifest["geometry"]
         pairs = pairs_by_tokens(requests, geometry["experts"])
+        try:
+            costs = {predicts: projection.cost(predicts, geometry, pairs) for predicts in (False, True)}
+        except ValueError as error:
+            raise UserError(f"--cost-model {given}: cannot be reckoned with ({one_line(error)})") from error
         return ReplayCosts(
             name=projection.name,
-            note=f"PROJECTION to {projection.name}, not measured: {' '.join(projection.source.split())}",
-            cost=lambda label: projection.cost(label is not None, geometry, pairs),
+            note="; ".join(
+                (
+                    f"PROJECTION to {projection.name}, not measured: {' '.join(projection.source.split())}",
+                    *_overfull(projection, geometry, pairs),
+                )
+            ),
+            cost=lambda label: costs[label is not None],
             experts_scale=projection.experts_scale(geometry),
             projected=True,
         )
     return _measured(read_cost_model(given, "--cost-model"), given, manifest)
 
 
+def _overfull(projection: Projection, recorded: Mapping[str, Any], pairs: Sequence[float]) -> Iterator[str]:
+    """What to say where more experts would be read than there are."""
+    most = max(pairs, default=0.0) / recorded["moe_layers"] * projection.experts_scale(recorded)
+    if most > projection.experts:
+        yield (
+            f"whole trees would read {most:.0f} experts a layer of the {projection.experts} that it has: in proportion "
+            "to K this recording cannot be carried over to it"
+        )
+
+
 def _measured(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) -> ReplayCosts:
-    """The saved model, with its steps of the recording's drafter and tree size."""
+    """The saved model, with its steps of the recording's drafter and tree size.
+
+    Raises:
+        UserError: it was measured on another target, or has steps of other drafters alone.
+    """
+    if saved.projection is not None:
+        return _saved_projection(saved, path, manifest)
     for what, own, recorded in (
         ("checkpoint", saved.key.checkpoint_sha256, str(manifest["target_sha256"])),
         ("dtype", saved.key.dtype, manifest["dtype"]),
@@ -177,6 +232,18 @@ def _measured(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) ->
     if not exact:
         note += f"; drafting took its time at {other.draft_steps} steps, top-{other.draft_topk}"
     return ReplayCosts(saved.key.device, "; ".join((note, *saved.fit.warnings)), narrowed.for_method)
+
+
+def _saved_projection(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) -> ReplayCosts:
+    """A cost model that was reckoned and not measured: of no device, and so of no certain target either."""
+    drafting = tuple(manifest[key] for key in ("drafter_spec", "drafter_sha256", "draft_steps", "draft_topk"))
+    own = projected_for(saved, drafting, f"--cost-model {path}")
+    return ReplayCosts(
+        name=saved.target,
+        note=f"PROJECTION of {saved.target}, not measured: {' '.join(str(saved.projection).split())}",
+        cost=own.for_method,
+        projected=True,
+    )
 
 
 def pairs_by_tokens(requests: Sequence[RecordedRequest], experts: int) -> list[float]:

@@ -206,7 +206,7 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
 def test_bytes_come_back_as_they_were() -> None:
     full = replace(
         by_hand(),
-        predicted={"learned:path=/a/b": np.ones((1, 7, 2), dtype=np.uint8)},
+        predicted={"learned:path=/a/b": np.array([[[0, 1]] * 7], dtype=np.uint8)},
         estimated={"isotonic": np.linspace(0, 1, 7)},
         entropies=np.zeros(7, dtype=np.float32),
         states=np.ones((2, 3), dtype=np.float16),
@@ -322,7 +322,9 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
     assert "2 requests of gsm8k" in command("replay", "rec", "--limit", 2).out
     assert "did you mean 'gpt-oss-120b'" in line("replay", "rec", "--cost-model", "gpt-oss")
     (tmp_path / "bad.yaml").write_text("name: x\nsource: y\nbandwidth: -1\n", encoding="utf-8")
-    assert "bad.yaml: bandwidth: Input should be greater than 0" in line("replay", "rec", "--cost-model", "bad.yaml")
+    assert "bad.yaml: bandwidth: Input should be greater than or equal to 1000000" in line(
+        "replay", "rec", "--cost-model", "bad.yaml"
+    )
     (tmp_path / "bad.yaml").write_text("[1, 2", encoding="utf-8")
     assert "not readable" in line("replay", "rec", "--cost-model", "bad.yaml")
     path = next((tmp_path / "rec" / "requests").iterdir())
