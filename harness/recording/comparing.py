@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from ecospec.harness.plugins import load_plugins
 from ecospec.harness.recording.folder import Recording
 from ecospec.harness.recording.pooling import open_recordings
 from ecospec.harness.recording.replay import DRAFT, TRUE, ReplayedRequest, ReplayMethod, plain_decoding, replay
+from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.harness.recording.what_if import ReplayCosts, read_costs
 from ecospec.harness.records import AR
 from ecospec.harness.report import LEAST_HEADROOM, YARDSTICKS
 from ecospec.harness.report_notes import NONE
 from ecospec.harness.report_text import ratio_cell
 from ecospec.harness.stats import Ratio, paired_ratio
-from ecospec.policies import AcceptanceNeed, ExpertNeed, spec_of
+from ecospec.policies import AcceptanceNeed, ExpertNeed, Policy, spec_of
 
 CONFIDENCE = "confidence"
 
@@ -91,8 +92,8 @@ class Replayed:
         }
 
 
-def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCosts | None) -> list[ReplayMethod]:
-    """Every policy at every budget; one that looks at predicted experts, with every predictor.
+def policies_of(asked: ReplayAsked, manifest: Mapping[str, Any]) -> dict[str, Policy]:
+    """The policies by their specs, all that is asked for being checked before any request is read.
 
     Raises:
         UserError: an unknown policy, a label that is not in the recording, or a cost model that is missing.
@@ -100,24 +101,33 @@ def methods_of(asked: ReplayAsked, manifest: Mapping[str, Any], costs: ReplayCos
     plugins = load_plugins()
     policies = {spec_of(policy): policy for policy in map(plugins.create_policy, asked.policies)}
     known = [*manifest["predictors"], TRUE]
-    predictors = asked.predictors or tuple(manifest["predictors"][:1]) or (TRUE,)
-    for label in predictors:
+    for label in asked.predictors:
         if label not in known:
             raise UserError(f"predictor {label!r} is not in the recording: {nearest(label, known)}")
     estimators = [*manifest["estimators"], DRAFT]
-    estimator = asked.estimator or estimators[0]
-    if estimator not in estimators:
+    if asked.estimator is not None and asked.estimator not in estimators:
         raise UserError(
-            f"acceptance estimator {estimator!r} is not in the recording: {nearest(estimator, estimators)}; what "
-            "'record --acceptance' asks can be replayed"
+            f"acceptance estimator {asked.estimator!r} is not in the recording: "
+            f"{nearest(asked.estimator, estimators)}; what 'record --acceptance' asks can be replayed"
         )
-    methods = []
     for budget in asked.budgets:
         if budget < 1:
             raise UserError(f"--budget {budget}: expected an integer of at least 1")
+    for policy in policies.values():
+        if policy.needs_cost_model and asked.cost_model is None:
+            raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
+    return policies
+
+
+def methods_of(
+    asked: ReplayAsked, policies: Mapping[str, Policy], manifest: Mapping[str, Any], costs: ReplayCosts | None
+) -> list[ReplayMethod]:
+    """Every policy at every budget; one that looks at predicted experts, with every predictor."""
+    predictors = asked.predictors or tuple(manifest["predictors"][:1]) or (TRUE,)
+    estimator = asked.estimator or [*manifest["estimators"], DRAFT][0]
+    methods = []
+    for budget in asked.budgets:
         for spec, policy in policies.items():
-            if policy.needs_cost_model and costs is None:
-                raise UserError(f"policy {policy.name!r} needs a cost model; expected --cost-model")
             for predictor in predictors if policy.needs is ExpertNeed.PREDICTED else predictors[:1]:
                 several = policy.needs is ExpertNeed.PREDICTED and len(predictors) > 1
                 label = f"{spec} with {predictor}" if several else spec
@@ -135,15 +145,20 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
     """
     if asked.limit is not None and asked.limit < 1:
         raise UserError(f"--limit {asked.limit}: expected an integer of at least 1")
-    recordings = tuple(
-        replace(recording, entries=recording.entries[: asked.limit]) for recording in open_recordings(folders)
-    )
+    wholes = open_recordings(folders)
+    manifest = wholes[0].manifest
+    policies = policies_of(asked, manifest)
+    recordings = tuple(replace(recording, entries=recording.entries[: asked.limit]) for recording in wholes)
     chosen = {entry.id: request for recording in recordings for entry, request in recording.requests()}
-    manifest = recordings[0].manifest
+    if not any(request.positions for request in chosen.values()):
+        raise UserError(
+            f"{', '.join(str(each.folder) for each in recordings)}: every recorded output ended at its first token, "
+            "which the prefill gives, so that there is no step to replay; expected a recording of longer outputs"
+        )
     costs = None
     if asked.cost_model is not None:
         costs = read_costs(asked.cost_model, manifest, list(chosen.values()))
-    methods = methods_of(asked, manifest, costs)
+    methods = methods_of(asked, policies, manifest, costs)
     geometry = manifest["geometry"]
     plain = plain_decoding(chosen, None if costs is None else costs.cost(None))
     found: list[list[ReplayedRequest]] = [[] for _ in methods]
@@ -154,7 +169,7 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
         recordings,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recordings, methods, costs)),
+        tuple(_notes(recordings, chosen.values(), methods, costs)),
         None if costs is None else costs.name,
     )
 
@@ -214,7 +229,12 @@ def _rows(
     return rows
 
 
-def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], costs: ReplayCosts | None) -> list[str]:
+def _notes(
+    recordings: Sequence[Recording],
+    chosen: Collection[RecordedRequest],
+    methods: Sequence[ReplayMethod],
+    costs: ReplayCosts | None,
+) -> list[str]:
     manifest = recordings[0].manifest
     requests = sum(len(each.entries) for each in recordings)
     folders = ", ".join(str(each.folder) for each in recordings)
@@ -232,6 +252,9 @@ def _notes(recordings: Sequence[Recording], methods: Sequence[ReplayMethod], cos
                 f"{each.folder}: {missing} of {each.manifest['outputs']} requests are not in this replay "
                 "(--limit, or an interrupted recording, which --resume goes on with)"
             )
+    without = sum(request.positions == 0 for request in chosen)
+    if without:
+        notes.append(f"{without} of {len(chosen)} outputs ended at their first token: they have no step")
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):

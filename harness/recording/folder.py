@@ -140,12 +140,10 @@ class Recording:
             try:
                 check_request(request)
                 check_belongs(request, self.manifest)
-                if request.states is not None:
-                    width = request.states.shape[1] if width is None else width
-                    if request.states.shape[1] != width:
-                        raise ValueError(
-                            f"states of width {request.states.shape[1]}, expected the {width} of the others"
-                        )
+                found = None if request.states is None else request.states.shape[1]
+                if None not in (found, width) and found != width:
+                    raise ValueError(f"states of width {found}, expected the {width} of the others")
+                width = width or found
             except ValueError as error:
                 raise UserError(f"{path}: not a request of this recording ({error}); record it anew") from error
             yield entry, request

@@ -322,7 +322,7 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
     assert "2 requests of gsm8k" in command("replay", "rec", "--limit", 2).out
     assert "did you mean 'gpt-oss-120b'" in line("replay", "rec", "--cost-model", "gpt-oss")
     (tmp_path / "bad.yaml").write_text("name: x\nsource: y\nbandwidth: -1\n", encoding="utf-8")
-    assert "bad.yaml: bandwidth: Input should be greater than or equal to 1000000" in line(
+    assert "bad.yaml: bandwidth: Input should be greater than or equal" in line(
         "replay", "rec", "--cost-model", "bad.yaml"
     )
     (tmp_path / "bad.yaml").write_text("[1, 2", encoding="utf-8")
