@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,42 +66,58 @@ class Outcome:
     code: int
 
 
-def run_command(config: RunConfig, batch_sizes: Sequence[int] = (1,)) -> int:
-    """Run the bench over one suite or several, at one batch size or several; returns the exit code."""
+def run_command(config: RunConfig, batch_sizes: Sequence[int] = (1,), named: Collection[str] = ()) -> int:
+    """Run the bench over one suite or several, at one batch size or several; returns the exit code.
+
+    Args:
+        named: the options that the user has given; of those that nothing uses it is said so.
+    """
     quieten()
     from ecospec.harness.distributed import own_output
     from ecospec.harness.plugins import load_plugins
+    from ecospec.harness.preparing import check_options
     from ecospec.harness.several import planned, suites_asked
+    from ecospec.harness.unused import unused_options
     from ecospec.suites import SUITES
 
     config = own_output(config)
     names = suites_asked(config.suite, SUITES)
+    plugins = load_plugins()
     with as_user_errors(config):
+        check_options(config)
+        unused = unused_options(config, named, plugins)
         if len(names) == len(batch_sizes) == 1:
-            return run_one(dataclasses.replace(config, suite=names[0]))
-        plugins = load_plugins()
-        return run_several(config, planned(config, names, batch_sizes, plugins), plugins)
+            return run_one(dataclasses.replace(config, suite=names[0]), plugins, unused)
+        return run_several(config, planned(config, names, batch_sizes, plugins), plugins, unused)
 
 
-def run_one(config: RunConfig) -> int:
+def run_one(config: RunConfig, plugins: Plugins, unused: Sequence[str] = ()) -> int:
     """One suite: its report on the terminal and in its folder."""
+    from ecospec.harness.run_folder import check_run_folder
     from ecospec.harness.runner import Bench
+    from ecospec.harness.unused import say_unused
 
-    outcome = execute(Bench(config), config)
+    check_run_folder(config)
+    bench = Bench(config, plugins)
+    say_unused(unused)
+    outcome = execute(bench, config)
     if outcome is None:
         return EXIT_INTERRUPTED
     Console().print(f"run folder: {outcome.folder}", soft_wrap=True, markup=False, highlight=False)
     return outcome.code
 
 
-def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins) -> int:
+def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins, unused: Sequence[str] = ()) -> int:
     """Several runs with one loaded model, each in a folder of its own, and a summary over all."""
+    from ecospec.harness.outputs import check_folder
     from ecospec.harness.resuming import options_of
     from ecospec.harness.run_folder import MANIFEST, check_parent, new_folder, open_parent
     from ecospec.harness.runner import Bench
+    from ecospec.harness.unused import say_unused
 
     parent = config.output or new_folder("several")
     check_parent(parent, list(runs), resume=config.resume, named=config.output is not None)
+    check_folder(f"--output {parent}", parent)
     benches: dict[str, tuple[RunConfig, Bench]] = {}
     first: Bench | None = None
     for name, run in runs.items():
@@ -111,6 +127,7 @@ def run_several(config: RunConfig, runs: dict[str, RunConfig], plugins: Plugins)
         bench = Bench(each, plugins, first.parts if first else None)
         first = first or bench
         benches[name] = (each, bench)
+    say_unused(unused)
     with open_parent(parent, list(runs), options_of(config, runs)):
         return run_benches(parent, benches)
 
@@ -310,11 +327,14 @@ def suites_table(plugins: Plugins) -> Table:
 def trace_command(config: RunConfig, suites: str | None, text: Path | None) -> int:
     """Collect a trace, with a bar; returns the exit code."""
     quieten()
+    from ecospec.harness.outputs import check_folder
     from ecospec.harness.several import suites_asked
     from ecospec.harness.tracing import Tracer
     from ecospec.suites import SUITES
 
     assert config.output is not None
+    if not config.resume:
+        check_folder(f"--output {config.output}", config.output)
     with as_user_errors(config):
         tracer = Tracer(config, [] if suites is None else suites_asked(suites, SUITES), text)
         columns = [TextColumn("tracing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
@@ -340,7 +360,10 @@ def evaluate_command(
     """Print how often predictors are right, by text, by layer and by depth in the draft tree."""
     quieten()
     from ecospec.harness.evaluating import evaluate, write_json
+    from ecospec.harness.outputs import check_file
 
+    if output is not None:
+        check_file(f"--output {output}", output)
     with as_user_errors(config):
         found = evaluate(config, traces, held_out_of, trees)
     console = Console(width=console_width())

@@ -33,6 +33,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Grid, grid_names
 from ecospec.harness.processes import process_count
 from ecospec.harness.resuming import take_options
+from ecospec.harness.unused import named_options
 
 EXIT_VIOLATED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -80,7 +81,7 @@ def cli(ctx: click.Context, /, **options: Any) -> None:
 
     sizes: tuple[int, ...] = options["batch_size"]
     specs = {name: spec_texts(options[name]) for name in ("policy", "predictor")}
-    ctx.exit(run_command(RunConfig(**{**options, **specs, "batch_size": sizes[0]}), sizes))
+    ctx.exit(run_command(RunConfig(**{**options, **specs, "batch_size": sizes[0]}), sizes, named_options(ctx)))
 
 
 def _no_suite() -> UserError:
@@ -120,7 +121,7 @@ def doctor(
     specs = {name: spec_texts(options.pop(name)) for name in ("policy", "predictor")}
     size = max(options.pop("batch_size"))
     config = RunConfig(**{**options, **specs, "suite": "", "batch_size": size})
-    ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json)))
+    ctx.exit(doctor_command(config, Asked(max_context, device_map is not None, as_json), named_options(ctx)))
 
 
 @cli.command(epilog=f"Grids that ship with the package: {', '.join(grid_names())}.")
@@ -147,7 +148,7 @@ def sweep(ctx: click.Context, /, grid: str | None, **options: Any) -> None:
     axes = [options.pop(name) for name in ("temperature", "batch_size", "budget")]
     specs = {name: spec_texts(options[name]) for name in ("policy", "predictor")}
     base = RunConfig(**{**options, "suite": "", **specs})
-    ctx.exit(sweep_command(Grid(grid or "", base, tuple(suites), *axes)))
+    ctx.exit(sweep_command(Grid(grid or "", base, tuple(suites), *axes), named_options(ctx)))
 
 
 @cli.command()

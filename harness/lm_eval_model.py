@@ -49,6 +49,7 @@ from ecospec.harness.preparing import (
 from ecospec.harness.processes import process_count
 from ecospec.harness.records import AR
 from ecospec.harness.stopping import StopRule, token_limit
+from ecospec.harness.unused import SAMPLING, say_unused, unused_options
 from ecospec.policies import AcceptanceNeed
 from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.acceptance.folder import temperature_key
@@ -110,6 +111,8 @@ class EcospecLM(TemplateLM):
         check_options(self.config)
         plugins = load_plugins()
         policies = create_policies(plugins, self.config.policy)
+        # Whether anything is sampled, the tasks say.
+        say_unused(unused_options(self.config, set(given).difference(SAMPLING), plugins))
         device, dtype = resolve_device(self.config)
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)

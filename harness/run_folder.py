@@ -14,6 +14,7 @@ from ecospec.errors import UserError
 from ecospec.harness.activations import ACTIVATIONS
 from ecospec.harness.config import RunConfig
 from ecospec.harness.manifest import write_manifest
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.records import PromptRecord, records_text
 from ecospec.harness.writing import alone_in, is_leftover, is_unused, write_json, write_text
 
@@ -78,14 +79,33 @@ def open_folder(config: RunConfig, facts: dict[str, Any]) -> Iterator[tuple[Path
         UserError: the folder holds another run, or nothing to resume; another process is running in it.
     """
     if config.resume:
-        if config.output is None:
-            raise UserError("--resume without --output: expected --resume RUN, the folder of the run to go on with")
+        check_run_folder(config)  # before anything is made in what may be no run folder
+        assert config.output is not None
         folder = config.output
-        read_manifest(folder / MANIFEST)  # before anything is made in what may be no run folder
     else:
         folder = _make_folder(config, facts["suite"])
     with alone_in(folder):
         yield folder, _begin(config, folder, facts)
+
+
+def check_run_folder(config: RunConfig) -> None:
+    """Check the folder of a run before its parts are loaded; nothing is written.
+
+    Raises:
+        UserError: see `open_folder`; also where it cannot be made.
+    """
+    if config.resume and config.output is None:
+        raise UserError("--resume without --output: expected --resume RUN, the folder of the run to go on with")
+    if config.resume and config.output is not None:
+        read_manifest(config.output / MANIFEST)
+    elif config.output is None:
+        check_folder(str(new_folder(config.suite).parent), new_folder(config.suite))
+    else:
+        try:
+            refuse_used(config.output)
+        except OSError as error:
+            raise UserError(f"--output {config.output}: cannot be made ({error.strerror})") from error
+        check_folder(f"--output {config.output}", config.output)
 
 
 def _make_folder(config: RunConfig, suite: str) -> Path:

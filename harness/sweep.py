@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from ecospec.errors import UserError, one_line
 from ecospec.harness.app import EXIT_INTERRUPTED, as_user_errors, console_width, execute, exit_code, is_gated, quieten
 from ecospec.harness.config import RunConfig
 from ecospec.harness.grid import Cell, Grid, Point, split_into_runs
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.plugins import Plugins, load_plugins
-from ecospec.harness.preparing import Parts
+from ecospec.harness.preparing import Parts, check_options
 from ecospec.harness.run_folder import new_folder
 from ecospec.harness.runner import Bench
 from ecospec.harness.several import named_suites
@@ -34,6 +35,7 @@ from ecospec.harness.sweep_folder import (
 )
 from ecospec.harness.sweep_report import cell_results, sweep_json
 from ecospec.harness.sweep_tables import print_sweep, sweep_markdown
+from ecospec.harness.unused import say_unused, unused_options
 from ecospec.harness.writing import alone_in, write_json, write_text
 
 EXIT_REFUSED = 2
@@ -87,13 +89,22 @@ class Sweep:
         write_text(self.parent / SWEEP_PAGE, sweep_markdown(self.grid, results, self.done))
 
 
-def sweep_command(grid: Grid) -> int:
-    """Run what is not done of a grid, write and print the combined report; returns the worst exit code."""
+def sweep_command(grid: Grid, named: Collection[str] = ()) -> int:
+    """Run what is not done of a grid, write and print the combined report; returns the worst exit code.
+
+    Args:
+        named: the options that the user has given; of those that nothing uses it is said so.
+    """
     quieten()
     parent = grid.base.output or new_folder("sweep")
     check_sweep_folder(parent)
+    check_folder(f"--output {parent}", parent)
+    plugins = load_plugins()
     with as_user_errors(grid.base):
-        sweep = plan_sweep(grid, parent, load_plugins())
+        check_options(grid.base)
+        unused = unused_options(grid.base, named, plugins, grid.temperatures)
+        sweep = plan_sweep(grid, parent, plugins)
+    say_unused(unused)
     to_run = sum(len(run.cells) for run in sweep.runs)
     print(
         f"{len(sweep.cells)} cells, {len(sweep.cells) - to_run} of them done and skipped; runs to make: "

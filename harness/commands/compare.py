@@ -8,6 +8,7 @@ import click
 
 from ecospec.errors import UserError
 from ecospec.harness.cli_options import option
+from ecospec.harness.outputs import check_file
 
 
 @click.command()
@@ -70,12 +71,15 @@ def compare(
     if save is not None:
         if new is not None or output is not None or tolerance or elsewhere:
             raise UserError(f"--save {save}: expected one run and nothing to compare it with")
+        check_file(f"--save {save}", save)
         save_command(save, base)
         return
     if new is None:
         raise UserError(f"nothing to compare {base} with; expected BASE and NEW, or --save FILE")
     if not 0 < slower < 10:
         raise UserError(f"--slower {slower:g}: expected a share above 0, such as 0.10")
+    if output is not None:
+        check_file(f"--json {output}", output)
     ctx.exit(
         compare_command(
             base,

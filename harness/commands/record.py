@@ -10,6 +10,7 @@ import click
 from ecospec.errors import UserError
 from ecospec.harness.cli_options import option, run_options, spec_texts
 from ecospec.harness.config import RunConfig
+from ecospec.harness.unused import named_options, say_unused, unused_sampling
 
 EXIT_INTERRUPTED = 130
 
@@ -33,10 +34,10 @@ def record(ctx: click.Context, /, acceptance: tuple[str, ...], states: bool, **o
     That is the whole draft tree, its true routing, the predicted expert sets and the target's choices: all that
     'ecospec-bench replay' needs to say what any policy would do, without the target.
     """
-    ctx.exit(_record(acceptance, states, options))
+    ctx.exit(_record(acceptance, states, options, named_options(ctx)))
 
 
-def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) -> int:
+def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any], named: frozenset[str]) -> int:
     if options["suite"] is None:
         raise UserError("nothing to record; expected --suite")
     if options["output"] is None:
@@ -54,6 +55,7 @@ def _record(acceptance: tuple[str, ...], states: bool, options: dict[str, Any]) 
     assert output is not None
     with as_user_errors(config):
         recorders = prepare_all(config, [spec for spec in spec_texts(acceptance) if spec != "draft"], states=states)
+        say_unused(list(unused_sampling(config, named)))
         columns = [TextColumn("recording"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()]
         with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("", total=sum(len(each.bench.prompt_ids) for each in recorders.values()))

@@ -9,6 +9,7 @@ import click
 
 from ecospec.errors import UserError
 from ecospec.harness.cli_options import integers, option, spec_texts
+from ecospec.harness.outputs import check_file
 
 
 @click.command()
@@ -59,6 +60,8 @@ def replay(
         cost_model=cost_model,
         limit=limit,
     )
+    if output is not None:
+        check_file(f"--output {output}", output)
     found = replay_recordings(recordings, asked)
     console = Console(width=console_width())
     for table in replay_tables(found, console.width):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ecospec.errors import UserError
+from ecospec.harness.outputs import check_file
 
 FORMATS = ("html", "markdown", "csv", "json", "paper")
 
@@ -35,6 +36,8 @@ def report(run: Path, kind: str, output: Path | None) -> None:
     from ecospec.harness.report_writing import rendered, write_page
     from ecospec.harness.run_reading import read_runs
 
+    if output is not None:
+        check_file(f"--output {output}", output)
     runs = read_runs(run)
     for each in runs:
         if each.missing:

@@ -15,6 +15,7 @@ from ecospec.harness.config import RunConfig
 from ecospec.harness.costs.forcing import sweep_cells, token_counts
 from ecospec.harness.costs.preparing import CONTEXT, progress, subject_of, texts_of
 from ecospec.harness.costs.profiling import Plan, Subject, placement_text, profile, steps_of
+from ecospec.harness.costs.replacing import check_store, replaced_by
 from ecospec.harness.costs.report import (
     PROFILE_JSON,
     PROFILE_MD,
@@ -29,6 +30,7 @@ from ecospec.harness.costs.saved import SavedCostModel
 from ecospec.harness.costs.store import save_cost_model
 from ecospec.harness.drafters.loading import choose_drafter, load_drafter
 from ecospec.harness.loading import check_experts, target_view
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import (
     Parts,
@@ -70,8 +72,12 @@ def profile_command(config: RunConfig, asked: Asked) -> int:
     ):
         if not least <= value <= most:
             raise UserError(f"--{name} {value}: expected an integer from {least} to {most}")
+    if asked.context is not None and asked.context < 1:
+        raise UserError(f"--context {asked.context}: expected an integer of at least 1")
     folder = config.output or new_folder()
     check_new(folder)
+    check_folder(f"--output {folder}", folder)
+    check_store()
     plugins = load_plugins()
     with as_user_errors(config):
         try:
@@ -80,10 +86,13 @@ def profile_command(config: RunConfig, asked: Asked) -> int:
             print("ecospec-bench: interrupted; nothing was saved", file=sys.stderr)
             return EXIT_INTERRUPTED
     write_folder(folder, lambda partial: write_files(saved, partial))
+    replaced = replaced_by(saved)
     path = save_cost_model(saved)
     for line in summary_lines(saved):
         print(line)
     print(f"saved for later runs: {path}")
+    if replaced is not None:
+        print(replaced)
     print(f"profile folder: {folder}")
     return 0
 

@@ -27,6 +27,7 @@ from ecospec.harness.costs.profiling import (
     steps_of,
 )
 from ecospec.harness.costs.projected import projected_for
+from ecospec.harness.costs.replacing import check_store, replaced_by
 from ecospec.harness.costs.saved import SavedCostModel, from_manifest
 from ecospec.harness.costs.store import find_cost_model, load_cost_model, path_of, save_cost_model
 from ecospec.harness.costs.words import formula
@@ -125,6 +126,7 @@ def _cost_model_for(
         why = "no cost model for this target on this device"
         if saved is not None:
             why = f"the cost model of this target goes to {saved.most_tokens} tokens a pass, and this run to {needed}"
+        check_store()
         _say(f"{why}: profiling first, into {path_of(key)}")
         geometry = loaded.target.geometry
         context = max(1, min(CONTEXT, geometry.context - most))
@@ -133,7 +135,10 @@ def _cost_model_for(
         texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("profiling", steps_of(plan, subject)) as note:
             saved = profile(subject, plan, texts, note)
+        replaced = replaced_by(saved)
         _keep(saved, None)
+        if replaced is not None:
+            _say(replaced)
         _say(formula(saved))
     drafting = next((each for each in saved.draftings if each.is_for(subject.drafting)), None)
     known = {} if drafting is None else drafting.predicting

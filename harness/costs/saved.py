@@ -184,9 +184,14 @@ class Drafting:
     pairs_by_tokens: tuple[float, ...]
     trees: int
 
+    @property
+    def identity(self) -> tuple[str, str | None, int, int]:
+        """The drafter, its hash, its steps and its top-k."""
+        return (self.drafter, self.drafter_sha256, self.draft_steps, self.draft_topk)
+
     def is_for(self, other: tuple[str, str | None, int, int]) -> bool:
         """Whether it is of this drafter, its hash, its steps and its top-k."""
-        return (self.drafter, self.drafter_sha256, self.draft_steps, self.draft_topk) == other
+        return self.identity == other
 
 
 @dataclass(frozen=True)
@@ -280,8 +285,7 @@ class SavedCostModel:
 
     def with_drafting(self, drafting: Drafting) -> SavedCostModel:
         """The same with a drafting added, or put in the place of the one of the same drafter and tree size."""
-        identity = (drafting.drafter, drafting.drafter_sha256, drafting.draft_steps, drafting.draft_topk)
-        others = [each for each in self.draftings if not each.is_for(identity)]
+        others = [each for each in self.draftings if not each.is_for(drafting.identity)]
         return dataclasses.replace(self, draftings=(*others, drafting))
 
     def to_json(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from ecospec.harness.loading import check_experts, embedded_facts, embedded_fold
 from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import create_policies, create_predictors, resolve_device
 from ecospec.harness.target import Geometry
+from ecospec.harness.unused import say_unused, unused_options
 from ecospec.policies import ExpertNeed, Policy
 from ecospec.predictors.pretrained import UNLOADABLE
 
@@ -49,10 +50,15 @@ class Asked:
     as_json: bool
 
 
-def doctor_command(config: RunConfig, asked: Asked) -> int:
-    """Print the diagnosis; returns the exit code."""
+def doctor_command(config: RunConfig, asked: Asked, named: Collection[str] = ()) -> int:
+    """Print the diagnosis; returns the exit code.
+
+    Args:
+        named: the options that the user has given; of those that nothing uses it is said so.
+    """
     quieten()
     said = diagnose(config, asked)
+    say_unused(unused_options(config, named, load_plugins()))
     if asked.as_json:
         print(json.dumps(as_dict(said), indent=1))
     else:
@@ -73,7 +79,8 @@ def diagnose(config: RunConfig, asked: Asked) -> Diagnosis:
     plugins = load_plugins()
     policies = create_policies(plugins, config.policy)
     needed = any(policy.needs is ExpertNeed.PREDICTED for policy in policies.values())
-    predictors = create_predictors(plugins, config.predictor) if needed else {}
+    predictors = create_predictors(plugins, config.predictor)  # their names are wrong whether they are needed or not
+    predictors = predictors if needed else {}
     device, dtype = resolve_device(config)
     bundle = embedded_folder() if config.target is None else None
     said = Diagnosis()

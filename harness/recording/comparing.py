@@ -169,7 +169,7 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
         recordings,
         tuple(_rows(plain, methods, found, geometry["moe_layers"], costs)),
         (*plain, *(each for column in found for each in column)),
-        tuple(_notes(recordings, chosen.values(), methods, costs)),
+        tuple(_notes(asked, recordings, chosen.values(), methods, costs)),
         None if costs is None else costs.name,
     )
 
@@ -230,6 +230,7 @@ def _rows(
 
 
 def _notes(
+    asked: ReplayAsked,
     recordings: Sequence[Recording],
     chosen: Collection[RecordedRequest],
     methods: Sequence[ReplayMethod],
@@ -255,6 +256,11 @@ def _notes(
     without = sum(request.positions == 0 for request in chosen)
     if without:
         notes.append(f"{without} of {len(chosen)} outputs ended at their first token: they have no step")
+    policies = [method.policy for method in methods]
+    if asked.predictors and not any(policy.needs is ExpertNeed.PREDICTED for policy in policies):
+        notes.append(f"--predictor {', '.join(asked.predictors)}: no policy here looks at predicted experts")
+    if asked.estimator is not None and not any(policy.acceptance is AcceptanceNeed.ESTIMATED for policy in policies):
+        notes.append(f"--acceptance {asked.estimator}: no policy here looks at estimates of acceptance")
     if costs is not None:
         notes.append(costs.note if costs.projected else f"speed-ups are modelled, not measured: {costs.note}")
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ecospec.errors import UserError
 from ecospec.harness.checked import first_problem
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.recording.checking import check_belongs, check_manifest, check_request
 from ecospec.harness.recording.steps import RecordedRequest, from_bytes, to_bytes
 from ecospec.harness.writing import PARTIAL, alone_in, append_text, is_unused, write_json, write_text
@@ -57,17 +58,32 @@ def recording_into(folder: Path, facts: Mapping[str, Any], *, resume: bool) -> I
     Raises:
         UserError: see `RecordingWriter`; also when another process is recording into the folder.
     """
+    check_output(folder, resume=resume)
     try:
-        if resume:
-            read_manifest(folder)
-        elif folder.exists() and (not folder.is_dir() or not is_unused(folder)):
-            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
     with alone_in(folder):
         yield RecordingWriter(folder, facts, resume=resume)
+
+
+def check_output(folder: Path, *, resume: bool) -> None:
+    """Check the folder of a recording before its parts are loaded; nothing is written.
+
+    Raises:
+        UserError: a new one is in use or cannot be made; one to go on with holds no recording, or a damaged one.
+    """
+    try:
+        if resume:
+            read_manifest(folder)
+            for entry in read_index(folder):  # what is not there any more cannot be gone on with
+                read_listed(folder, entry)
+        elif folder.exists() and (not folder.is_dir() or not is_unused(folder)):
+            raise UserError(f"--output {folder}: not an empty folder; expected a new one, or --resume")
+        else:
+            check_folder(f"--output {folder}", folder)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
 
 
 class RecordingWriter:
@@ -100,8 +116,6 @@ class RecordingWriter:
         if not resume:
             write_json(folder / MANIFEST, manifest)
         self.entries = read_index(folder) if resume else []
-        for entry in self.entries:  # what is not there any more cannot be gone on with
-            read_listed(folder, entry)
         write_text(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
 
     @property
@@ -219,7 +233,7 @@ def read_index(folder: Path) -> list[Entry]:
         return []
     except OSError as error:
         raise UserError(f"{path}: not readable ({error.strerror})") from error
-    entries = []
+    entries: list[Entry] = []
     for number, line in enumerate(lines, 1):
         if not line:
             continue

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.plugins import load_plugins
-from ecospec.harness.recording.folder import MANIFEST
+from ecospec.harness.recording.folder import MANIFEST, check_output
 from ecospec.harness.recording.recorder import Recorder
 from ecospec.harness.several import named_suites, suites_asked
 from ecospec.harness.writing import is_unused
@@ -27,11 +28,16 @@ def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -
     names = named_suites(config, suites_asked(config.suite, SUITES), load_plugins())
     if len(names) == 1:
         (suite,) = names
+        check_output(output, resume=config.resume)
         return {output: Recorder(replace(config, suite=suite), estimators, states=states)}
     if (output / MANIFEST).exists():
         raise UserError(f"--output {output}: a recording of one suite; expected another folder for {len(names)} suites")
     if not config.resume and output.exists() and not (output.is_dir() and is_unused(output)):
         raise UserError(f"--output {output}: not an empty folder; expected a new one, or --resume")
+    check_folder(f"--output {output}", output)
+    for name in names.values():
+        if config.resume and (output / name / MANIFEST).exists():
+            check_output(output / name, resume=True)
     found: dict[Path, Recorder] = {}
     first: Recorder | None = None
     for suite, name in names.items():

@@ -19,7 +19,8 @@ from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
 from ecospec.harness.manifest import checkpoint_hash, folder_hash
-from ecospec.harness.preparing import Parts, bound_estimator, bound_predictor, view_of
+from ecospec.harness.plugins import load_plugins
+from ecospec.harness.preparing import Parts, bound_estimator, bound_predictor, create_predictors, view_of
 from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.harness.requests import Request
@@ -30,7 +31,7 @@ from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.acceptance.folder import drafter_facts, prompt_key
 from ecospec.predictors.asking import AskedBatch
 from ecospec.predictors.checkpoint import target_facts
-from ecospec.predictors.contract import BoundPredictor, NodeStates, PredictionRequest
+from ecospec.predictors.contract import BoundPredictor, NodeStates, PredictionRequest, Predictor
 from ecospec.predictors.traces import expert_dtype
 
 FACTS = (
@@ -97,23 +98,20 @@ class Recorder:
         """
         if config.batch_size != 1:
             raise UserError(f"--batch-size {config.batch_size}: a recording is of single requests; expected 1")
-        self.bench = Bench(replace(config, policy=("confidence",), baseline="confidence"), parts=parts)
-        parts, plugins = self.bench.parts, self.bench.plugins
+        plugins = load_plugins()
+        asked_for = [plugins.create_estimator(spec) for spec in estimators]
+        _refuse_oracles(create_predictors(plugins, config.predictor))
+        self.bench = Bench(replace(config, policy=("confidence",), baseline="confidence"), plugins, parts)
+        parts = self.bench.parts
         check_experts(parts.loaded.target, "a recording")
         self.states = states
         self.predictors: dict[str, BoundPredictor] = {}
         for label, predictor in self.bench.predictors.items():
-            if predictor.oracle:
-                raise UserError(
-                    f"predictor {label!r} looks at the true routing, which is recorded anyway; "
-                    "expected one that predicts"
-                )
             self.predictors[label] = bound_predictor(label, predictor, parts)
         self.estimators: dict[str, AskedEstimator] = {}
         self.estimators_sha256: list[str | None] = []
         self.estimators_folders: list[str | None] = []
-        for spec in estimators:
-            estimator = plugins.create_estimator(spec)
+        for estimator in asked_for:
             asked = bound_estimator(estimator, parts, config.temperature)
             asked.check_prompts({prompt_key(request.ids): request.id for request in self.bench.requests})
             self.estimators[spec_of(estimator)] = asked
@@ -215,6 +213,14 @@ class Recorder:
             if rule.remaining > 0:
                 drafter.extend([[output[at]]], [step.features[:1]])
         return _packed(gathered, output, (geometry.moe_layers, geometry.top_k), kind), ties
+
+
+def _refuse_oracles(predictors: Mapping[str, Predictor]) -> None:
+    for label, predictor in predictors.items():
+        if predictor.oracle:
+            raise UserError(
+                f"predictor {label!r} looks at the true routing, which is recorded anyway; expected one that predicts"
+            )
 
 
 def top_experts_of(sets: ExpertSets, top_k: int) -> np.ndarray:
