@@ -41,6 +41,7 @@ from ecospec.harness.preparing import (
     create_policies,
     create_predictors,
     eos_ids,
+    estimators_of,
     load_parts,
     load_speculations,
     method_parts,
@@ -129,7 +130,15 @@ class EcospecLM(TemplateLM):
             estimator = plugins.create_estimator(self.config.acceptance)
             methods = load_speculations(self.config, policies, predictors, estimator, parts)
             if any(each.policy.needs_cost_model for each in methods.values()):
-                costs = cost_model_for(self.config, parts, chosen, device, predictors, self.config.cost_model)
+                costs = cost_model_for(
+                    self.config,
+                    parts,
+                    chosen,
+                    device,
+                    predictors,
+                    self.config.cost_model,
+                    estimators_of(methods),
+                )
                 methods = with_costs(methods, method_parts(policies, predictors), costs)
             (self.method,) = methods.values()
             if self.method.estimator is not None and self.method.policy.acceptance is AcceptanceNeed.ESTIMATED:

@@ -269,6 +269,12 @@ def load_speculations(
     return methods
 
 
+def estimators_of(methods: Mapping[str, Speculation]) -> list[AskedEstimator]:
+    """The acceptance estimators that any method asks."""
+    asking = [each for each in methods.values() if each.policy.acceptance is AcceptanceNeed.ESTIMATED]
+    return list(dict.fromkeys(each.estimator for each in asking if each.estimator is not None))
+
+
 def view_of(parts: Parts) -> TargetView:
     """What predictors and estimators may know of a run's target and drafter."""
     view = target_view(parts.loaded.target, parts.bundle and parts.bundle / "predictor")

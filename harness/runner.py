@@ -38,6 +38,7 @@ from ecospec.harness.preparing import (
     create_predictors,
     data_of,
     eos_ids,
+    estimators_of,
     load_parts,
     load_speculations,
     method_parts,
@@ -110,7 +111,13 @@ class Bench:
         self.cost_model: SavedCostModel | None = None
         if any(policy.needs_cost_model for policy in policies.values()):
             self.cost_model = resumed_cost_model(config) or cost_model_for(
-                config, self.parts, self.chosen, self.device, self.predictors, config.cost_model
+                config,
+                self.parts,
+                self.chosen,
+                self.device,
+                self.predictors,
+                config.cost_model,
+                estimators_of(speculations),
             )
             speculations = with_costs(speculations, self.method_parts, self.cost_model)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]

@@ -41,6 +41,8 @@ from ecospec.harness.preparing import (
     with_drafter,
 )
 from ecospec.harness.several import suites_asked
+from ecospec.predictors.acceptance.asking import bind_estimator
+from ecospec.predictors.acceptance.builtin import Isotonic, Learned
 from ecospec.predictors.asking import bind
 from ecospec.suites import EMBEDDED
 
@@ -136,7 +138,10 @@ def measure(config: RunConfig, asked: Asked, plugins: Plugins) -> SavedCostModel
             target_view(loaded.target, bundle and bundle / "predictor"), parts.drafter, parts.drafter_name
         )
         bound = {label: bind(each, view) for label, each in predictors.items() if not each.oracle}
-        subject = subject_of(config, replace(parts, bound=bound), chosen, device, predictors)
+        # A fitted estimator that belongs to this target there may not be; a run that asks one adds its time.
+        embedded = [bind_estimator(each, view, config.temperature) for each in (Learned(), Isotonic())]
+        estimators = embedded if config.target is None else []
+        subject = subject_of(config, replace(parts, bound=bound), chosen, device, predictors, estimators)
     texts = texts_of(config, loaded, suites, str(config.data), asked.rounds, config.max_new_tokens, plugins)
     with progress("profiling", steps_of(plan, subject)) as note:
         return profile(subject, plan, texts, note)

@@ -15,7 +15,6 @@ from ecospec.harness.costs.saved import StepRest
 from ecospec.harness.costs.text import PairCounts, TreeObserver, add_text
 from ecospec.harness.decoding import Generation, Speculation, Stream, decode_ar_batch, decode_speculative_batch
 from ecospec.harness.loading import LoadedTarget
-from ecospec.harness.records import PHASES
 from ecospec.harness.requests import Request
 from ecospec.harness.steps import unique_pairs
 from ecospec.harness.stopping import StopRule
@@ -129,20 +128,21 @@ class Decodes:
             for step in generation.steps
         ]
 
+    def phase(self, name: str) -> float:
+        """Seconds of one phase of a step, `typical` of all steps."""
+        return typical([step.seconds[name] for each in self.generations for step in each.steps])
+
     def rest(self) -> StepRest:
         """A step's phases but verification, each `typical` of all steps.
 
         What no phase has is the mean over a request's steps, and `typical` of the requests.
         """
-        steps = [step for generation in self.generations for step in generation.steps]
-        phases = {phase: typical([step.seconds[phase] for step in steps]) for phase in PHASES}
-        del phases["verify"]
         outside = [
             (each.decode_seconds - sum(sum(step.seconds.values()) for step in each.steps)) / len(each.steps)
             for each in self.generations
             if each.steps
         ]
-        named = {phase: phases[phase] for phase in ("draft", "predict", "select", "commit")}
+        named = {phase: self.phase(phase) for phase in ("draft", "predict", "select", "commit")}
         return StepRest(**named, outside=max(0.0, typical(outside)))
 
 

@@ -41,6 +41,8 @@ from ecospec.harness.preparing import MethodParts, Parts, eos_ids
 from ecospec.harness.processes import process_rank
 from ecospec.harness.requests import Renderer
 from ecospec.harness.run_folder import MANIFEST, read_manifest
+from ecospec.policies import AcceptanceNeed
+from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.contract import Predictor
 from ecospec.suites import EMBEDDED, load_suite
 
@@ -65,6 +67,7 @@ def cost_model_for(
     device: str,
     predictors: Mapping[str, Predictor],
     path: Path | None = None,
+    estimators: Sequence[AskedEstimator] = (),
 ) -> SavedCostModel:
     """The cost model of a run, narrowed to its drafter and tree size.
 
@@ -75,11 +78,12 @@ def cost_model_for(
         chosen: the drafter that the parts were loaded with.
         predictors: those of the run, by label; of those that ``parts`` has bound, steps are measured.
         path: a file to take in place of the saved model.
+        estimators: those that the run asks.
 
     Raises:
         UserError: the target is dense or cannot be profiled, or the file was measured on something else.
     """
-    return from_rank_0(lambda: _cost_model_for(config, parts, chosen, device, predictors, path))
+    return from_rank_0(lambda: _cost_model_for(config, parts, chosen, device, predictors, path, estimators))
 
 
 def resumed_cost_model(config: RunConfig) -> SavedCostModel | None:
@@ -93,12 +97,14 @@ def resumed_cost_model(config: RunConfig) -> SavedCostModel | None:
 def with_costs(
     speculations: Mapping[str, Speculation], methods: Sequence[MethodParts], saved: SavedCostModel
 ) -> dict[str, Speculation]:
-    """The methods with the cost model that each is given: of a step with its own predictor."""
+    """The methods with the cost model that each is given: of a step with its own predictor and estimator."""
     predictors = {each.label: each.predictor for each in methods}
     priced = dict(speculations)
     for label, each in speculations.items():
         if each.policy.needs_cost_model:
-            priced[label] = dataclasses.replace(each, cost_model=saved.for_method(predictors[label]))
+            asks = each.policy.acceptance is AcceptanceNeed.ESTIMATED and each.estimator is not None
+            estimator = each.estimator.name if asks and each.estimator is not None else None
+            priced[label] = dataclasses.replace(each, cost_model=saved.for_method(predictors[label], estimator))
     return priced
 
 
@@ -109,10 +115,11 @@ def _cost_model_for(
     device: str,
     predictors: Mapping[str, Predictor],
     path: Path | None,
+    estimators: Sequence[AskedEstimator],
 ) -> SavedCostModel:
     loaded = parts.loaded
     check_experts(loaded.target, "a cost model")
-    subject = subject_of(config, parts, chosen, device, predictors)
+    subject = subject_of(config, parts, chosen, device, predictors, estimators)
     key = key_of(loaded, device, subject.placement)
     saved = from_rank_0(lambda: find_cost_model(key)) if path is None else load_cost_model(path, key)
     if saved is not None and saved.projection is not None:
@@ -143,14 +150,20 @@ def _cost_model_for(
     drafting = next((each for each in saved.draftings if each.is_for(subject.drafting)), None)
     known = {} if drafting is None else drafting.predicting
     wanted = {label: each for label, each in subject.predictors.items() if label not in known}
-    if drafting is None or wanted or not set(subject.oracles) <= set(known):
-        _say("the cost model has no steps of this drafter, tree size and predictor yet: measuring them")
-        short = dataclasses.replace(subject, predictors=wanted)
+    timed = {} if drafting is None else drafting.estimating
+    untimed = {name: each for name, each in subject.estimators.items() if name not in timed}
+    if drafting is None or wanted or untimed or not set(subject.oracles) <= set(known):
+        _say("the cost model has no steps of this drafter, tree size, predictor and estimator yet: measuring them")
+        short = dataclasses.replace(subject, predictors=wanted, estimators=untimed)
         texts = texts_of(config, loaded, SUITES, EMBEDDED, ROUNDS_IN_A_RUN, NEW_TOKENS)
         with progress("measuring steps", ROUNDS_IN_A_RUN * (1 + len(short.methods()))) as note:
             fresh = profile_drafting(short, ROUNDS_IN_A_RUN, max(most, saved.most_tokens), texts, note)
         # What is known stays as it is: runs that were made by it can then be gone on with and compared.
-        drafting = dataclasses.replace(drafting or fresh, predicting={**fresh.predicting, **known})
+        drafting = dataclasses.replace(
+            drafting or fresh,
+            predicting={**fresh.predicting, **known},
+            estimating={**fresh.estimating, **timed},
+        )
         saved = saved.with_drafting(drafting)
         if path is None:
             _keep(saved, None)
@@ -160,7 +173,12 @@ def _cost_model_for(
 
 
 def subject_of(
-    config: RunConfig, parts: Parts, chosen: ChosenDrafter, device: str, predictors: Mapping[str, Predictor]
+    config: RunConfig,
+    parts: Parts,
+    chosen: ChosenDrafter,
+    device: str,
+    predictors: Mapping[str, Predictor],
+    estimators: Sequence[AskedEstimator] = (),
 ) -> Subject:
     """What is to be profiled for a run."""
     oracles = [label for label, each in predictors.items() if each.oracle]
@@ -180,6 +198,7 @@ def subject_of(
             label: bound for label, bound in parts.bound.items() if label in predictors and label not in oracles
         },
         oracles=oracles,
+        estimators={each.name: each for each in estimators},
     )
 
 

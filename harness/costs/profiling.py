@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ from ecospec.harness.manifest import checkpoint_hash, device_facts
 from ecospec.harness.placement import Placement
 from ecospec.harness.processes import process_count
 from ecospec.harness.requests import Renderer, Request
-from ecospec.policies import Confidence, MarginalCost
+from ecospec.policies import AcceptanceNeed, Confidence, MarginalCost
+from ecospec.predictors.acceptance.asking import AskedEstimator
 from ecospec.predictors.contract import BoundPredictor
 from ecospec.suites import Problem
 
@@ -69,6 +71,7 @@ class Subject:
     drafter_sha256: str | None = None
     predictors: Mapping[str, BoundPredictor] = field(default_factory=dict)
     oracles: Sequence[str] = ()
+    estimators: Mapping[str, AskedEstimator] = field(default_factory=dict)
 
     @property
     def drafting(self) -> tuple[str, str | None, int, int]:
@@ -76,7 +79,7 @@ class Subject:
         return (self.drafter_spec, self.drafter_sha256, self.draft_steps, self.draft_topk)
 
     def methods(self) -> dict[str, Speculation]:
-        """Confidence, and marginal-cost with each predictor by its label; none without a drafter."""
+        """Confidence; marginal-cost with each predictor; a policy that asks each estimator; none without a drafter."""
         if self.drafter is None:
             return {}
         sizes = (self.budget, self.draft_steps, self.draft_topk)
@@ -94,7 +97,19 @@ class Subject:
                 )
                 for label, predictor in self.predictors.items()
             },
+            **{
+                f"estimator {name}": Speculation(
+                    _Estimating(), self.drafter, *sizes, drafter_name=self.drafter_name, estimator=estimator
+                )
+                for name, estimator in self.estimators.items()
+            },
         }
+
+
+class _Estimating(Confidence):
+    """Confidence by an estimator's probabilities: it is there for their time."""
+
+    acceptance: ClassVar[AcceptanceNeed] = AcceptanceNeed.ESTIMATED
 
 
 @dataclass(frozen=True)
@@ -244,6 +259,7 @@ def drafting_of(subject: Subject, runs: TextRuns, most: int) -> Drafting:
         raise UserError("every output of the target's ended at its first token, so that no step could be measured")
     rest = runs.decodes[CONFIDENCE].rest()
     predicting: dict[str, StepRest] = {label: runs.decodes[f"predictor {label}"].rest() for label in subject.predictors}
+    estimating = {name: runs.decodes[f"estimator {name}"].phase("estimate") for name in subject.estimators}
     trees = runs.tree_pairs(CONFIDENCE, most, TREE_REQUESTS)
     return Drafting(
         *subject.drafting,
@@ -251,6 +267,7 @@ def drafting_of(subject: Subject, runs: TextRuns, most: int) -> Drafting:
         predicting={**predicting, **dict.fromkeys(subject.oracles, rest)},
         pairs_by_tokens=trees.means(),
         trees=trees.places,
+        estimating=estimating,
     )
 
 

@@ -52,6 +52,7 @@ def summary_lines(saved: SavedCostModel) -> list[str]:
     for drafting in saved.draftings:
         lines.append(f"T_draft = {seconds_text(drafting.rest.draft)} ({drafting_name(drafting)})")
         lines += [f"T_predict = {seconds_text(each.predict)} ({label})" for label, each in drafting.predicting.items()]
+        lines += [f"T_estimate = {seconds_text(each)} ({name})" for name, each in drafting.estimating.items()]
     return [*lines, *(f"warning: {warning}" for warning in fit.warnings)]
 
 
@@ -162,7 +163,9 @@ def _rest(draftings: Sequence[Drafting]) -> list[str]:
         "outside ms",
         "sum ms",
     ]
-    return _table(header, rows)
+    times = [[drafting_name(d), name, f"{1e3 * each:.3f}"] for d in draftings for name, each in d.estimating.items()]
+    estimates = _table(["drafter", "acceptance estimator", "T_estimate ms"], times) if times else []
+    return [*_table(header, rows), *estimates]
 
 
 def _point(saved: SavedCostModel, point: Point) -> list[str]:

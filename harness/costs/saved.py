@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -170,6 +171,7 @@ class Drafting:
         drafter: its spec, or ``embedded``; ``drafter_sha256`` is of its folder, where it has one.
         rest: of a step without expert prediction (the confidence policy).
         predicting: of a step with it (marginal-cost), by the predictor's label.
+        estimating: T_estimate, seconds of a step's acceptance estimates, by the estimator's name.
         pairs_by_tokens: unique pairs of the 1, 2, … most confident nodes of its draft trees, mean over ``trees`` trees.
     """
 
@@ -183,6 +185,7 @@ class Drafting:
     predicting: dict[str, StepRest]
     pairs_by_tokens: tuple[float, ...]
     trees: int
+    estimating: dict[str, float] = field(default_factory=dict)
 
     @property
     def identity(self) -> tuple[str, str | None, int, int]:
@@ -234,6 +237,9 @@ class SavedCostModel:
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise ValueError(f"a cost model of schema {self.schema}, expected {SCHEMA}")
+        for each in self.draftings:
+            if not all(math.isfinite(seconds) and seconds >= 0 for seconds in each.estimating.values()):
+                raise ValueError("a T_estimate that is no time")
         if not (self.copy_bytes_per_second > 0 and all(p.seconds > 0 and p.tokens > 0 for p in self.points)):
             raise ValueError("a bandwidth or a pass of no time")
         if min(self.moe_layers, self.experts, self.top_k) < 1 or self.top_k > self.experts:
@@ -251,11 +257,12 @@ class SavedCostModel:
         """The largest pass that was measured."""
         return max((point.tokens for point in self.points), default=0)
 
-    def for_method(self, predictor: str | None = None) -> CostModel:
+    def for_method(self, predictor: str | None = None, estimator: str | None = None) -> CostModel:
         """The model that a policy gets.
 
         Args:
             predictor: label of the method's predictor, or None for a method without one.
+            estimator: name of the acceptance estimator that it asks, or None; one whose time is not known takes none.
 
         Raises:
             UserError: nothing was measured with this predictor.
@@ -268,12 +275,13 @@ class SavedCostModel:
             raise UserError(
                 f"the cost model has no step with predictor {predictor!r}; {nearest(predictor, drafting.predicting)}"
             )
-        return self._model(drafting, predictor)
+        return self._model(drafting, predictor, estimator)
 
-    def _model(self, drafting: Drafting | None, predictor: str | None) -> CostModel:
+    def _model(self, drafting: Drafting | None, predictor: str | None, estimator: str | None = None) -> CostModel:
         rest, pairs = 0.0, self.pairs_by_tokens
         if drafting is not None:
             rest = (drafting.rest if predictor is None else drafting.predicting[predictor]).total
+            rest += 0.0 if estimator is None else drafting.estimating.get(estimator, 0.0)
             # A tree is shorter than a text; beyond it CostModel goes on with its last increment.
             pairs = drafting.pairs_by_tokens or pairs
         fit = self.fit

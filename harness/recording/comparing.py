@@ -133,7 +133,10 @@ def methods_of(
                 several = policy.needs is ExpertNeed.PREDICTED and len(predictors) > 1
                 label = f"{spec} with {predictor}" if several else spec
                 asked_for = predictor if policy.needs is ExpertNeed.PREDICTED and predictor != TRUE else None
-                cost = None if costs is None else costs.cost(asked_for)
+                estimates = policy.acceptance is AcceptanceNeed.ESTIMATED and estimator != DRAFT
+                cost = (
+                    None if costs is None else costs.cost(asked_for, estimator.partition(":")[0] if estimates else None)
+                )
                 methods.append(ReplayMethod(label, policy, budget, predictor, estimator, cost))
     return methods
 
@@ -166,7 +169,7 @@ def replay_recordings(folders: Sequence[Path], asked: ReplayAsked) -> Replayed:
         costs = read_costs(asked.cost_model, manifest, list(chosen.values()))
     methods = methods_of(asked, policies, manifest, costs)
     geometry = manifest["geometry"]
-    plain = plain_decoding(chosen, None if costs is None else costs.cost(None))
+    plain = plain_decoding(chosen, None if costs is None else costs.cost(None, None))
     found: list[list[ReplayedRequest]] = [[] for _ in methods]
     for each in replay(chosen.items(), methods, geometry["experts"]):
         for column, replayed in zip(found, each, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ class Projection:
         moe_layers, experts, top_k: of the target; K of the experts of a layer are a token's.
         expert_bytes: of one routed expert. always_read_bytes: what a pass reads whatever is routed.
         fixed_seconds: of a pass, besides reading. token_seconds: for every token of a pass.
-        draft_seconds, predict_seconds, other_seconds: of a step.
+        draft_seconds, predict_seconds, estimate_seconds, other_seconds: of a step.
     """
 
     name: str
@@ -73,24 +74,29 @@ class Projection:
     token_seconds: Seconds = 0.0
     draft_seconds: Seconds = 0.0
     predict_seconds: Seconds = 0.0
+    estimate_seconds: Seconds = 0.0
     other_seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
             raise ValueError(f"top-k {self.top_k} of {self.experts} experts: expected at most as many")
 
-    def cost(self, predicts: bool, recorded: Mapping[str, Any], pairs_by_tokens: Sequence[float]) -> CostModel:
+    def cost(
+        self, predicts: bool, estimates: bool, recorded: Mapping[str, Any], pairs_by_tokens: Sequence[float]
+    ) -> CostModel:
         """Seconds of a step in terms of the recorded target's tokens and (layer, expert) pairs.
 
         Args:
+            predicts, estimates: whether a step asks a predictor, and an acceptance estimator.
             recorded: the geometry of the recorded target. pairs_by_tokens: of its own pairs.
         """
         speed = self.bandwidth * self.bandwidth_share
+        asking = (self.predict_seconds if predicts else 0.0) + (self.estimate_seconds if estimates else 0.0)
         return CostModel(
             fixed_seconds=self.fixed_seconds + self.always_read_bytes / speed,
             pair_seconds=self.expert_bytes / speed * self.experts_scale(recorded) * self.layers_scale(recorded),
             token_seconds=self.token_seconds,
-            other_seconds=self.draft_seconds + self.other_seconds + (self.predict_seconds if predicts else 0.0),
+            other_seconds=self.draft_seconds + self.other_seconds + asking,
             pairs_by_tokens=tuple(pairs_by_tokens),
         )
 
@@ -109,14 +115,14 @@ class ReplayCosts:
 
     Attributes:
         name: of the device or the projection. note: what to say of the seconds.
-        cost: the model of a method with this predictor (a label), or with none.
+        cost: the model of a method with this predictor (a label), or with none, and this acceptance estimator or none.
         experts_scale: what E of the recording is multiplied by.
         projected: whether nothing of it was measured.
     """
 
     name: str
     note: str
-    cost: Callable[[str | None], CostModel]
+    cost: Callable[[str | None, str | None], CostModel]
     experts_scale: float = 1.0
     projected: bool = False
 
@@ -173,7 +179,8 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
         geometry = manifest["geometry"]
         pairs = pairs_by_tokens(requests, geometry["experts"])
         try:
-            costs = {predicts: projection.cost(predicts, geometry, pairs) for predicts in (False, True)}
+            asking = list(product((False, True), repeat=2))
+            costs = {each: projection.cost(*each, geometry, pairs) for each in asking}
         except ValueError as error:
             raise UserError(f"--cost-model {given}: cannot be reckoned with ({one_line(error)})") from error
         return ReplayCosts(
@@ -184,7 +191,7 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
                     *_overfull(projection, geometry, pairs),
                 )
             ),
-            cost=lambda label: costs[label is not None],
+            cost=lambda predictor, estimator: costs[predictor is not None, estimator is not None],
             experts_scale=projection.experts_scale(geometry),
             projected=True,
         )
