@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ecospec.errors import UserError
+from ecospec.errors import UserError, one_line
 from ecospec.harness.activations import ACTIVATIONS
 from ecospec.harness.config import RunConfig
 from ecospec.harness.manifest import write_manifest
 from ecospec.harness.outputs import check_folder
 from ecospec.harness.records import PromptRecord, records_text
+from ecospec.harness.schemas.checking import first_misfit
 from ecospec.harness.writing import alone_in, is_leftover, is_unused, write_json, write_text
 
 MANIFEST, RECORDS = "manifest.json", "prompts.jsonl"
@@ -252,11 +252,12 @@ def discard_empty(folder: Path) -> None:
         discard_but_for(folder, (MANIFEST, RECORDS, ACTIVATIONS))
 
 
-def read_manifest(path: Path, option: str = "--resume") -> dict[str, Any]:
+def read_manifest(path: Path, option: str = "--resume", *, whole: bool = False) -> dict[str, Any]:
     """The manifest of a run to be resumed.
 
     Args:
         option: what a message says that it is read for.
+        whole: whether it has to have every key that a report relies on; else only what is there has to fit.
 
     Raises:
         UserError: there is none, or it is damaged.
@@ -267,16 +268,20 @@ def read_manifest(path: Path, option: str = "--resume") -> dict[str, Any]:
             if inside.is_file():
                 raise UserError(f"{option}: {path.parent} holds several runs; expected the same command as for these")
             raise UserError(f"{option}: {path.parent} holds no run (no manifest.json); give its --output folder")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{option}: {path} is damaged ({' '.join(str(error).split())}); start a new run") from error
+        raise UserError(f"{option}: {path} is damaged ({one_line(error)}); start a new run") from error
     if isinstance(manifest, dict) and isinstance(manifest.get("kind"), str):
         raise UserError(f"{option}: {path.parent} holds an {manifest['kind']} and no run; expected a run's folder")
-    speed = manifest.get("copy_bytes_per_second", 1.0) if isinstance(manifest, dict) else None
-    if not isinstance(speed, int | float) or isinstance(speed, bool) or not (math.isfinite(speed) and speed > 0):
-        raise UserError(f"{option}: {path} is damaged (not a run's manifest); start a new run")
+    wrong = first_misfit("manifest", manifest, whole=whole)
+    if wrong is not None:
+        raise UserError(f"{option}: {path} is damaged ({wrong}); start a new run")
     found: dict[str, Any] = manifest
     return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of a manifest")
 
 
 def new_folder(suite: str) -> Path:

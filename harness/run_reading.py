@@ -72,7 +72,7 @@ def read_run(folder: Path, name: str = "") -> RunData:
     Raises:
         UserError: it is none, is damaged, or is of another version.
     """
-    manifest = read_manifest(folder / MANIFEST, option="report")
+    manifest = read_manifest(folder / MANIFEST, option="report", whole=True)
     path = folder / RECORDS
     records = read_records(path) if path.exists() else []
     try:

@@ -16,7 +16,7 @@ from ecospec.harness.records import AR, PromptRecord, append_records
 LAYERS = 2
 FACTS: dict[str, Any] = {
     "suite": "gsm8k",
-    "prompts_sha256": "p" * 64,
+    "prompts_sha256": "a" * 64,
     "checkpoint_sha256": "c" * 64,
     "drafter_sha256": None,
     "drafter_spec": "eagle3",

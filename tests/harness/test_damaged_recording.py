@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from projected_costs import DRAFTING, projected
 from safetensors.numpy import load, save
 
 from ecospec.errors import UserError
+from ecospec.harness.costs.saved import cost_model_text
 from ecospec.harness.recording.checking import check_belongs, check_manifest, check_request
-from ecospec.harness.recording.folder import RecordingWriter, open_recording, recording_into
+from ecospec.harness.recording.folder import check_output, open_recording, recording_into
 from ecospec.harness.recording.steps import RecordedRequest, from_bytes, to_bytes
 
 GEOMETRY = {"moe_layers": 1, "experts": 8, "top_k": 2, "vocab_size": 100}
@@ -177,7 +179,9 @@ def test_a_recording_is_not_gone_on_with_where_index_and_files_disagree(folder: 
         (folder / "requests" / "00001.safetensors").write_bytes(b"")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="record it anew"):
-        RecordingWriter(folder, FACTS, resume=True)
+        check_output(folder, resume=True)
+    with pytest.raises(UserError, match="record it anew"), recording_into(folder, FACTS, resume=True):
+        pass
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -270,6 +274,85 @@ def test_states_of_another_width_are_refused(folder: Path) -> None:
 
 
 # --- by command ---
+
+
+def test_a_recording_without_a_step_is_refused_and_one_with_few_says_so(
+    folder: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    ran = command("replay", folder, "--acceptance", "draft", "--predictor", "mine", "--policy", "confidence")
+    assert ran.code == 0, ran.err
+    for line in (
+        "1 of 3 outputs ended at their first token: they have no step",
+        "--predictor mine: no policy here looks at predicted experts",
+        "--acceptance draft: no policy here looks at estimates of acceptance",
+    ):
+        assert line in ran.out
+    assert "interrupted" not in command("replay", folder, "--limit", 1).out
+    with recording_into(tmp_path / "empty", FACTS, resume=False) as writer:
+        writer.add("q", "key", 7, request_by_hand(ends_at_once=True), 0)
+    ran = command("replay", tmp_path / "empty")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "there is no step to replay" in ran.err
+    assert ran.out == ""
+
+
+WHAT_IF = {
+    **{"name": "x", "source": "y", "bandwidth": "1e12", "moe-layers": 4, "experts": 8, "top-k": 2},
+    **{"expert-bytes": "1e6", "always-read-bytes": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bandwidth": "1e-300"}, "bandwidth: Input should be greater than or equal to 1000000"),
+        ({"bandwidth": ".inf"}, "bandwidth: Input should be a finite number"),
+        ({"bandwidth": ".nan"}, "bandwidth: Input should be a finite number"),
+        ({"bandwidth": "1" + "0" * 400}, "bandwidth: Input should be a valid number"),
+        ({"bandwidth": "1" + "0" * 5000}, "not readable"),
+        ({"bandwidth": "true"}, "bandwidth: expected a number, not a truth value"),
+        ({"bandwidth": "2020-99-99"}, "not readable"),
+        ({"bandwidth-share": "1e-320"}, "bandwidth-share: Input should be greater than or equal to 0.001"),
+        ({"expert-bytes": "1e300"}, "expert-bytes: Input should be less than or equal to"),
+        ({"moe-layers": "1e400"}, "moe-layers: Input should be a valid integer"),
+        ({"moe-layers": "true"}, "moe-layers: expected a number, not a truth value"),
+        ({"top-k": 9}, "the file: top-k 9 of 8 experts: expected at most as many"),
+        ({"fixed-seconds": "1e300"}, "fixed-seconds: Input should be less than or equal to"),
+        ({"name": 3}, "name: Input should be a valid string"),
+        ({"more": 3}, "more: Unexpected keyword argument"),
+        ({"? [1]\n": 3}, "not readable"),
+        ({"name": "x\nbandwidth: 5"}, "bandwidth is given 2 times, expected once"),
+    ],
+)
+def test_a_what_if_file_of_absurd_numbers_is_refused(
+    folder: Path, command: Callable[..., Any], tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    path = tmp_path / "device.yaml"
+    lines = [f"{key}: {value}\n" for key, value in WHAT_IF.items()]
+    path.write_text("".join(lines), encoding="utf-8")
+    assert command("replay", folder, "--policy", "adaptive", "--cost-model", path).code == 0
+    path.write_text("".join(f"{key}: {value}\n" for key, value in {**WHAT_IF, **change}.items()), encoding="utf-8")
+    ran = command("replay", folder, "--policy", "adaptive", "--cost-model", path)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert f"device.yaml: {said}" in ran.err
+
+
+def test_a_reckoned_cost_model_of_any_target_is_replayed_with_the_recorded_drafting(
+    folder: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    own = replace(DRAFTING, drafter="tiny")
+    (tmp_path / "two.json").write_text(
+        cost_model_text(replace(projected(), draftings=(replace(own, draft_steps=4), own))), encoding="utf-8"
+    )
+    ran = command("replay", folder, "--policy", "adaptive", "--cost-model", tmp_path / "two.json")
+    assert ran.code == 0, ran.err
+    assert "PROJECTION of tiny, not measured: round numbers" in ran.out
+    (tmp_path / "other.json").write_text(cost_model_text(replace(projected(), draftings=(DRAFTING,))), encoding="utf-8")
+    ran = command("replay", folder, "--policy", "adaptive", "--cost-model", tmp_path / "other.json")
+    assert ran.code == 2
+    assert "expected one with steps of tiny, 3 steps, top-2" in ran.err
 
 
 def test_the_command_says_it_in_one_line(folder: Path, command: Callable[..., Any]) -> None:
