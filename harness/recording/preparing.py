@@ -23,11 +23,12 @@ def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -
     """
     output = config.output
     assert output is not None
-    names = named_suites(config, suites_asked(config.suite, SUITES), load_plugins())
+    plugins = load_plugins()
+    names = named_suites(config, suites_asked(config.suite, SUITES), plugins)
     if len(names) == 1:
         (suite,) = names
         check_output(output, resume=config.resume)
-        return {output: Recorder(replace(config, suite=suite), estimators, states=states)}
+        return {output: Recorder(replace(config, suite=suite), estimators, states=states, plugins=plugins)}
     if (output / MANIFEST).exists():
         raise UserError(f"--output {output}: a recording of one suite; expected another folder for {len(names)} suites")
     begun = {name for name in names.values() if config.resume and (output / name / MANIFEST).exists()}
@@ -40,7 +41,8 @@ def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -
     for suite, name in names.items():
         folder = output / name
         each = replace(config, suite=suite, output=folder, resume=name in begun)
-        recorder = Recorder(each, estimators, states=states, parts=first.bench.parts if first else None)
+        parts = first.bench.parts if first else None
+        recorder = Recorder(each, estimators, states=states, parts=parts, plugins=plugins)
         first = first or recorder
         found[folder] = recorder
     return found

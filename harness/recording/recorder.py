@@ -19,7 +19,7 @@ from ecospec.harness.drafters.asking import AskedDrafts, note_positions
 from ecospec.harness.informing import true_routing
 from ecospec.harness.loading import check_experts
 from ecospec.harness.manifest import checkpoint_hash, folder_hash
-from ecospec.harness.plugins import load_plugins
+from ecospec.harness.plugins import Plugins, load_plugins
 from ecospec.harness.preparing import Parts, bound_estimator, bound_predictor, create_predictors, view_of
 from ecospec.harness.recording.folder import RecordingWriter, recording_into
 from ecospec.harness.recording.steps import RecordedRequest
@@ -84,7 +84,13 @@ class Recorder:
     """A recording that is ready to start: everything loaded and checked, nothing written yet."""
 
     def __init__(
-        self, config: RunConfig, estimators: Sequence[str], *, states: bool, parts: Parts | None = None
+        self,
+        config: RunConfig,
+        estimators: Sequence[str],
+        *,
+        states: bool,
+        parts: Parts | None = None,
+        plugins: Plugins | None = None,
     ) -> None:
         """Load and check all parts.
 
@@ -98,7 +104,7 @@ class Recorder:
         """
         if config.batch_size != 1:
             raise UserError(f"--batch-size {config.batch_size}: a recording is of single requests; expected 1")
-        plugins = load_plugins()
+        plugins = plugins or load_plugins()
         asked_for = [plugins.create_estimator(spec) for spec in estimators]
         _refuse_oracles(create_predictors(plugins, config.predictor))
         self.bench = Bench(replace(config, policy=("confidence",), baseline="confidence"), plugins, parts)

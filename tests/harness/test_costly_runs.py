@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
-from projected_costs import fixed_costs
 from tiny_checkpoints import Checkpoints
 from written_costs import fixed_costs
 

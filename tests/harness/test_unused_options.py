@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from projected_costs import DRAFTING, fixed_costs, projected
 from tiny_checkpoints import Checkpoints
+from written_costs import DRAFTING, fixed_costs, projected
 
 from ecospec.errors import UserError
 from ecospec.harness import outputs, preparing
