@@ -275,7 +275,7 @@ def read_manifest(path: Path, option: str = "--resume", *, whole: bool = False) 
         raise UserError(f"{option}: {path.parent} holds an {manifest['kind']} and no run; expected a run's folder")
     wrong = first_misfit("manifest", manifest, whole=whole)
     if wrong is not None:
-        raise UserError(f"{option}: {path} is damaged ({wrong}); start a new run")
+        raise UserError(f"{option}: {path} is damaged or of another version ({wrong}); start a new run")
     found: dict[str, Any] = manifest
     return found
 

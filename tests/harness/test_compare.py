@@ -152,10 +152,10 @@ def test_all_stands_for_the_figures_that_are_not_named() -> None:
     [
         ({"suite": "amc"}, "suite = 'gsm8k' in BASE and 'amc' in NEW"),
         ({"budget": 5}, "budget = 4 in BASE and 5 in NEW"),
-        ({"prompts_sha256": "q"}, "prompts_sha256 = 'ppp"),
-        ({"prompts_sha256": "q", "limit": 8}, "limit = None in BASE and 8 in NEW"),
-        ({"checkpoint_sha256": "d"}, "checkpoint_sha256"),
-        ({"drafter_sha256": "d"}, "drafter_sha256"),
+        ({"prompts_sha256": "b" * 64}, "prompts_sha256 = 'aaa"),
+        ({"prompts_sha256": "b" * 64, "limit": 8}, "limit = None in BASE and 8 in NEW"),
+        ({"checkpoint_sha256": "d" * 64}, "checkpoint_sha256 = 'ccc"),
+        ({"drafter_sha256": "d" * 64}, "drafter_sha256 = None"),
         ({"drafter_spec": "ngram"}, "drafter_spec = 'eagle3' in BASE and 'ngram' in NEW"),
         ({"temperature": 1.0}, "temperature"),
         ({"batch_size": 2}, "batch_size"),
@@ -344,7 +344,7 @@ def test_what_cannot_be_compared_is_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("{}")
     write_run(tmp_path / "damaged", records(4))
-    (tmp_path / "damaged" / "manifest.json").write_text(json.dumps({**FACTS, "methods": ["AR"]}))
+    (tmp_path / "damaged" / "manifest.json").write_text(json.dumps({**FACTS, "methods": ["AR", "confidence"]}))
     ran = command("compare", *arguments)
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
     assert said in ran.err

@@ -185,6 +185,6 @@ def test_a_manifest_of_another_version_is_refused(
     path.write_text(json.dumps(manifest))
     ran = command("report", "out", "--format", "csv")
     assert ran.code == 2
-    assert "is not a manifest of this version" in ran.err
+    assert "of another version (the file lacks true_routing)" in ran.err
     written = command("report", "out", "--output", "no/such/folder/page.html")
     assert written.code == 2

@@ -215,7 +215,7 @@ def test_a_run_of_several_is_resumed_by_its_folder(
     [
         ({}, "holds no run (no manifest.json)"),
         ({"manifest.json": {"suite": "gsm8k"}}, "does not hold its options, as runs of earlier versions"),
-        ({"manifest.json": {"options": ["budget"]}}, "does not hold options of this version"),
+        ({"manifest.json": {"options": ["budget"]}}, "damaged or of another version (options is"),
         ({"manifest.json": {"options": {"colour": "red"}}}, "does not hold options of this version"),
         ({"manifest.json": {"options": {"budget": "four"}}}, "holds a damaged option (budget"),
         ({"manifest.json": {"options": {"batch_size": "many"}}}, "--batch-size many"),
