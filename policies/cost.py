@@ -20,7 +20,7 @@ class CostModel:
         fixed_seconds: a, what a pass takes whatever it verifies.
         pair_seconds: b, for each (layer, expert) pair that the pass reads.
         token_seconds: c, for each token that it verifies.
-        other_seconds: the rest of the step (draft, predict, select, commit), the same whatever is selected.
+        other_seconds: the rest of the step (draft, predict, estimate, select, commit), the same whatever is selected.
         pairs_by_tokens: unique pairs that a pass over 1, 2, … tokens reads on average, as measured on text. Each is at
             least the one before it.
 

@@ -139,8 +139,8 @@ def measure(config: RunConfig, asked: Asked, plugins: Plugins) -> SavedCostModel
         )
         bound = {label: bind(each, view) for label, each in predictors.items() if not each.oracle}
         # A fitted estimator that belongs to this target there may not be; a run that asks one adds its time.
-        embedded = [bind_estimator(each, view, config.temperature) for each in (Learned(), Isotonic())]
-        estimators = embedded if config.target is None else []
+        fitted = (Learned(), Isotonic()) if config.target is None else ()
+        estimators = [bind_estimator(each, view, config.temperature) for each in fitted]
         subject = subject_of(config, replace(parts, bound=bound), chosen, device, predictors, estimators)
     texts = texts_of(config, loaded, suites, str(config.data), asked.rounds, config.max_new_tokens, plugins)
     with progress("profiling", steps_of(plan, subject)) as note:

@@ -276,6 +276,12 @@ def _notes(
     if any(method.policy.acceptance is AcceptanceNeed.ESTIMATED for method in methods):
         how = _saved(manifest, methods[0].estimator) if fitted is None else fitted.note
         notes.append(f"acceptance as estimated by {methods[0].estimator}{how}")
+        name = methods[0].estimator.partition(":")[0]
+        if costs is not None and costs.estimators is not None and name not in (DRAFT, *costs.estimators):
+            notes.append(
+                f"the cost model has no T_estimate of {name}, so that these speed-ups leave it out; a run that asks it "
+                "measures it"
+            )
     ahead = sorted({method.label for method in methods if method.sees_ahead})
     if ahead:
         notes.append(f"{', '.join(ahead)}: looks at what only an extra pass over the tree can tell; a yardstick")

@@ -118,6 +118,7 @@ class ReplayCosts:
         cost: the model of a method with this predictor (a label), or with none, and this acceptance estimator or none.
         experts_scale: what E of the recording is multiplied by.
         projected: whether nothing of it was measured.
+        estimators: whose time is in it, by name; None where that is the projection's to say.
     """
 
     name: str
@@ -125,6 +126,7 @@ class ReplayCosts:
     cost: Callable[[str | None, str | None], CostModel]
     experts_scale: float = 1.0
     projected: bool = False
+    estimators: frozenset[str] | None = None
 
 
 def projection_names() -> list[str]:
@@ -179,8 +181,10 @@ def read_costs(given: Path, manifest: Mapping[str, Any], requests: Sequence[Reco
         geometry = manifest["geometry"]
         pairs = pairs_by_tokens(requests, geometry["experts"])
         try:
-            asking = list(product((False, True), repeat=2))
-            costs = {each: projection.cost(*each, geometry, pairs) for each in asking}
+            costs = {
+                (predicts, estimates): projection.cost(predicts, estimates, geometry, pairs)
+                for predicts, estimates in product((False, True), repeat=2)
+            }
         except ValueError as error:
             raise UserError(f"--cost-model {given}: cannot be reckoned with ({one_line(error)})") from error
         return ReplayCosts(
@@ -238,7 +242,14 @@ def _measured(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) ->
     note = f"by the cost model of {saved.key.device}, R² {saved.fit.r_squared or 0:.3f}"
     if not exact:
         note += f"; drafting took its time at {other.draft_steps} steps, top-{other.draft_topk}"
-    return ReplayCosts(saved.key.device, "; ".join((note, *saved.fit.warnings)), narrowed.for_method)
+    if saved.key.widened != manifest["widened"]:
+        note += f"; its experts are widened ×{saved.key.widened}, the recorded ones ×{manifest['widened']}"
+    return ReplayCosts(
+        name=saved.key.device,
+        note="; ".join((note, *saved.fit.warnings)),
+        cost=narrowed.for_method,
+        estimators=frozenset(other.estimating),
+    )
 
 
 def _saved_projection(saved: SavedCostModel, path: Path, manifest: Mapping[str, Any]) -> ReplayCosts:

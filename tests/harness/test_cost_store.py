@@ -136,6 +136,13 @@ def test_what_a_policy_gets_of_it() -> None:
     assert SAVED.for_method("feature").other_seconds == pytest.approx(0.0066)
     bare = dataclasses.replace(SAVED, draftings=())
     assert bare.for_method() == CostModel(0.008, 9e-5, 0.0004, 0.0, (48.0, 79.0))
+    (drafting,) = SAVED.draftings
+    timed = dataclasses.replace(SAVED, draftings=(dataclasses.replace(drafting, estimating={"learned": 0.0005}),))
+    assert timed.for_method("feature", "learned").other_seconds == pytest.approx(0.0071)
+    assert timed.for_method("feature", "isotonic") == timed.for_method("feature") == SAVED.for_method("feature")
+    for wrong in (-1e-3, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="T_estimate"):
+            dataclasses.replace(SAVED, draftings=(dataclasses.replace(drafting, estimating={"learned": wrong}),))
     with pytest.raises(UserError, match="no step with predictor 'featur'; did you mean 'feature'"):
         SAVED.for_method("featur")
 

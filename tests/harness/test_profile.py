@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
 from ecospec.harness.costs import measuring, preparing, profiling
 from ecospec.harness.costs.forcing import sweep_cells, token_counts
-from ecospec.harness.costs.preparing import cost_model_for
+from ecospec.harness.costs.preparing import cost_model_for, with_costs
 from ecospec.harness.costs.saved import SavedCostModel, from_manifest, read_cost_model
 from ecospec.harness.costs.store import store_folder
 from ecospec.harness.costs.text import uniform_experts
+from ecospec.harness.decoding import Speculation
 from ecospec.harness.drafters.loading import choose_drafter
 from ecospec.harness.plugins import load_plugins
-from ecospec.harness.preparing import create_policies, create_predictors, load_parts, load_speculations
+from ecospec.harness.preparing import MethodParts, create_policies, create_predictors, load_parts, load_speculations
+from ecospec.policies import Adaptive, Confidence
+from ecospec.predictors.acceptance.asking import AskedEstimator
+from ecospec.predictors.acceptance.contract import AcceptanceRequest, BoundEstimator
 
 SMALL = ("--rounds", 3, "--max-tokens", 4, "--suite", "gsm8k", "--max-new-tokens", 6)
 FILES = {f"figure-1{part}.{kind}" for part in "abc" for kind in ("svg", "png")} | {"profile.json", "profile.md"}
@@ -202,10 +207,12 @@ class Counted:
 
         return counted
 
-    def model(self, path: Path | None = None, **changes: Any) -> SavedCostModel:
+    def model(
+        self, path: Path | None = None, estimators: Sequence[AskedEstimator] = (), **changes: Any
+    ) -> SavedCostModel:
         self.measured.clear()
         config = dataclasses.replace(self.config, **changes)
-        return cost_model_for(config, self.parts, self.chosen, "cpu", self.predictors, path)
+        return cost_model_for(config, self.parts, self.chosen, "cpu", self.predictors, path, estimators)
 
 
 def test_a_run_profiles_what_is_not_there_yet_and_nothing_else(
@@ -314,6 +321,41 @@ def test_a_further_predictor_leaves_what_is_known_as_it_was(
     # A run that was made by the first can be gone on with and compared.
     assert second.for_method() == first.for_method()
     assert second.for_method("oracle") == first.for_method("oracle")
+
+
+class Slow(BoundEstimator):
+    """Every node is accepted, but that takes two milliseconds to say."""
+
+    def estimate(self, request: AcceptanceRequest) -> np.ndarray:
+        time.sleep(2e-3)
+        return np.ones(request.tree.size)
+
+
+def test_the_time_of_an_estimator_is_measured_once_and_is_in_the_steps_that_ask_it(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Counted(checkpoints, monkeypatch)
+    without = run.model()
+    asked = AskedEstimator("slow", Slow())
+    saved = run.model(estimators=[asked])
+    assert run.measured == ["profile_drafting"]
+    assert without.draftings[0].estimating == {}
+    seconds = saved.draftings[0].estimating["slow"]
+    assert 2e-3 < seconds < 20e-3
+    learned = run.config.predictor[0]
+    for predictor in (None, learned):
+        base = without.for_method(predictor)
+        assert saved.for_method(predictor) == base
+        more = saved.for_method(predictor, "slow").other_seconds - base.other_seconds
+        assert more == pytest.approx(seconds)
+    assert run.model(estimators=[asked]) == saved
+    assert run.measured == []
+    adaptive = Speculation(Adaptive(), run.parts.drafter, 4, 3, 2, estimator=asked)
+    confidence = dataclasses.replace(adaptive, policy=Confidence())
+    parts = [MethodParts("adaptive", "adaptive", None), MethodParts("confidence", "confidence", None)]
+    priced = with_costs({"adaptive": adaptive, "confidence": confidence}, parts, saved)
+    assert priced["adaptive"].cost_model == saved.for_method(None, "slow")
+    assert priced["confidence"].cost_model is None
 
 
 def test_what_a_manifest_holds_of_a_cost_model_comes_back(
