@@ -86,8 +86,7 @@ class Expansion:
 
     def _entropies(self) -> Tensor:
         """[M], in nats."""
-        log_probs = torch.cat(list(self.log_probs))
-        return -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(-1)  # what has no probability adds nothing
+        return torch.special.entr(torch.cat(list(self.log_probs)).exp()).sum(-1)  # what has no probability adds nothing
 
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]

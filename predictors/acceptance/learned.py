@@ -9,6 +9,7 @@ alone: for a dozen nodes it is several times quicker than a tensor library.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from ecospec.policies import DraftTree
 from ecospec.policies.arrays import FloatArray
-from ecospec.predictors.acceptance.contract import AcceptanceRequest, BoundEstimator, along_paths, sibling_ranks
+from ecospec.predictors.acceptance.contract import AcceptanceRequest, BoundEstimator, along_paths
 
 KIND = "learned"
 DEPTHS, RANKS = 8, 4
@@ -26,6 +27,7 @@ LOG_ODDS = 4
 """Which of them are the draft's log odds."""
 INPUTS = SCALARS + DEPTHS + RANKS
 LEAST_LOG = -12.0
+LEAST = math.exp(LEAST_LOG)
 """Logarithms of probabilities are cut off here."""
 Floats = npt.NDArray[np.float32]
 
@@ -61,24 +63,32 @@ def features_of(tree: DraftTree, entropies: FloatArray) -> Floats:
     Args:
         entropies: [N], of the distribution that each node was drafted from, in nats.
     """
-    depths, ranks, probs = tree.depths, sibling_ranks(tree), tree.probs
-    log_probs = np.log(np.maximum(probs, np.exp(LEAST_LOG)))
-    best_other = np.full(tree.size, LEAST_LOG)
+    # Plain lists: a dozen nodes are sooner gone through than handed to array functions.
+    probs, paths, given = tree.probs.tolist(), tree.path_probs.tolist(), entropies.tolist()
+    log_probs = [_log(each) for each in probs]
+    best_other, ranks = [LEAST_LOG] * tree.size, [0] * tree.size
     for children in tree.children:
         if len(children) > 1:
             ordered = sorted(children, key=lambda node: -probs[node])
-            for child in children:
-                best_other[child] = log_probs[ordered[1] if child == ordered[0] else ordered[0]]
+            for rank, child in enumerate(ordered):
+                ranks[child] = rank
+                best_other[child] = log_probs[ordered[0 if rank else 1]]
     found = np.zeros((tree.size, INPUTS), dtype=np.float32)
-    found[:, 0] = log_probs
-    found[:, 1] = np.log(np.maximum(tree.path_probs, np.exp(LEAST_LOG)))
-    found[:, 2] = log_probs - best_other
-    found[:, 3] = entropies
-    found[:, LOG_ODDS] = log_probs - np.log(np.maximum(1 - probs, np.exp(LEAST_LOG)))
-    nodes = np.arange(tree.size)
-    found[nodes, SCALARS + np.clip(depths - 1, 0, DEPTHS - 1)] = 1.0
-    found[nodes, SCALARS + DEPTHS + np.minimum(ranks, RANKS - 1)] = 1.0
+    found[:, :SCALARS] = [
+        (own, _log(path), own - other, entropy, own - _log(1 - prob))
+        for prob, own, path, other, entropy in zip(probs, log_probs, paths, best_other, given, strict=True)
+    ]
+    ones = [
+        row * INPUTS + SCALARS + place
+        for row, (depth, rank) in enumerate(zip(tree.depths.tolist(), ranks, strict=True))
+        for place in (min(max(depth - 1, 0), DEPTHS - 1), DEPTHS + min(rank, RANKS - 1))
+    ]
+    found.reshape(-1)[ones] = 1.0
     return found
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > LEAST else LEAST_LOG
 
 
 def normed(states: Floats) -> Floats:
