@@ -86,7 +86,9 @@ class Expansion:
 
     def _entropies(self) -> Tensor:
         """[M], in nats."""
-        return torch.special.entr(torch.cat(list(self.log_probs)).exp()).sum(-1)  # what has no probability adds nothing
+        probs = torch.cat(list(self.log_probs)).exp()
+        entropies: Tensor = torch.special.entr(probs).sum(-1)
+        return entropies
 
 
 Run: TypeAlias = Callable[[Tensor, Tensor, int, Tensor], Tensor]
