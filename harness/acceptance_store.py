@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ def find_estimators(facts: Mapping[str, Any], temperature: float) -> SavedFolder
         UserError: the store cannot be read.
     """
     try:
-        folder = found_folder(path_of(facts, temperature_key(temperature)))
+        path = path_of(facts, temperature_key(temperature))
+        folder = found_folder(path)
+        if folder is None and os.path.lexists(path):
+            raise UserError(f"{path}: no folder, as saved acceptance estimators are; delete it and fit them anew")
         return None if folder is None else SavedFolder(folder, checkpoint_hash(folder))
     except OSError as error:
         raise UserError(f"acceptance estimators in {acceptance_folder()}: cannot be read ({error.strerror})") from error
@@ -78,7 +82,8 @@ def saved_temperatures(facts: Mapping[str, Any]) -> list[str]:
     """
     start = f"{_digest(facts)}-T"
     try:
-        names = [each.name for each in acceptance_folder().iterdir()] if acceptance_folder().is_dir() else []
+        there = acceptance_folder().iterdir() if acceptance_folder().is_dir() else ()
+        names = [each.name for each in there if each.is_dir()]
     except OSError as error:
         raise UserError(f"acceptance estimators in {acceptance_folder()}: cannot be read ({error.strerror})") from error
     return sorted((name.removeprefix(start) for name in names if name.startswith(start)), key=_number)

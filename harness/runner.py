@@ -108,6 +108,17 @@ class Bench:
         target = self.loaded.target
         self.method_parts = method_parts(policies, self.predictors)
         speculations = load_speculations(config, policies, self.predictors, self.estimator, self.parts)
+        self.chat = chat_of(
+            self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
+        )
+        self.renderer = Renderer(
+            self.loaded.tokenizer, target.geometry, self.loaded.name, config.max_new_tokens, self.chat
+        )
+        self.requests = [self.renderer.first(problem) for problem in self.suite.problems]
+        estimators = {method.estimator for method in speculations.values() if method.estimator is not None}
+        self.saved_estimator = next((each.saved for each in estimators), None)
+        for estimator in estimators:
+            estimator.check_prompts({prompt_key(request.ids): request.id for request in self.requests})
         self.cost_model: SavedCostModel | None = None
         if any(policy.needs_cost_model for policy in policies.values()):
             self.cost_model = resumed_cost_model(config) or cost_model_for(
@@ -121,17 +132,6 @@ class Bench:
             )
             speculations = with_costs(speculations, self.method_parts, self.cost_model)
         self.methods = [Method(AR), *(Method(label, method) for label, method in speculations.items())]
-        self.chat = chat_of(
-            self.loaded.tokenizer, mode=config.chat_template, thinking=config.thinking, system=config.system_prompt
-        )
-        self.renderer = Renderer(
-            self.loaded.tokenizer, target.geometry, self.loaded.name, config.max_new_tokens, self.chat
-        )
-        self.requests = [self.renderer.first(problem) for problem in self.suite.problems]
-        estimators = {method.estimator for method in speculations.values() if method.estimator is not None}
-        self.saved_estimator = next((each.saved for each in estimators), None)
-        for estimator in estimators:
-            estimator.check_prompts({prompt_key(request.ids): request.id for request in self.requests})
         self.eos = eos_ids(target.model, self.loaded.tokenizer)
 
     def new_rule(self, request: Request, limit: int | None = None) -> StopRule:

@@ -30,7 +30,8 @@ def write_text(path: Path, text: str) -> None:
     """
     if path.is_dir():
         raise UserError(f"{path}: a folder; expected a file to write")
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    # The process's own, so that of two that write one file each renames what it has written.
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         try:
             _write(partial, text, os.O_TRUNC)

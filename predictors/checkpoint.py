@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ecospec.errors import UserError
@@ -53,7 +53,7 @@ def embedding_hash(target: TargetView) -> str | None:
 def save_predictor(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a predictor folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
     (folder / CONFIG).write_text(json.dumps(dict(config), indent=1) + "\n", encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ from ecospec.harness.costs.profiling import (
 from ecospec.harness.costs.projected import projected_for
 from ecospec.harness.costs.replacing import check_store, replaced_by
 from ecospec.harness.costs.saved import SavedCostModel, from_manifest
-from ecospec.harness.costs.store import find_cost_model, load_cost_model, path_of, save_cost_model
+from ecospec.harness.costs.store import add_drafting, find_cost_model, load_cost_model, path_of, save_cost_model
 from ecospec.harness.costs.words import formula
 from ecospec.harness.decoding import Speculation
 from ecospec.harness.distributed import from_rank_0
@@ -165,8 +165,9 @@ def _cost_model_for(
             estimating={**fresh.estimating, **timed},
         )
         saved = saved.with_drafting(drafting)
-        if path is None:
-            _keep(saved, None)
+        if path is None and process_rank() == 0:
+            saved = add_drafting(saved, drafting)
+            drafting = next(each for each in saved.draftings if each.is_for(subject.drafting))
     for warning in saved.fit.warnings:
         _say(f"warning: cost model: {warning}")
     return saved.narrowed(drafting)

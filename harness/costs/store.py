@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 from ecospec.errors import UserError
-from ecospec.harness.costs.saved import CostKey, SavedCostModel, cost_model_text, read_cost_model
-from ecospec.harness.writing import write_text
+from ecospec.harness.costs.saved import CostKey, Drafting, SavedCostModel, cost_model_text, read_cost_model
+from ecospec.harness.writing import LOCK, write_text
+from ecospec.harness.writing_folders import PATIENCE_SECONDS
 
 VARIABLE = "ECOSPEC_COST_MODELS"
 
@@ -54,6 +56,37 @@ def load_cost_model(path: Path, key: CostKey, what: str = "--cost-model") -> Sav
     difference = None if saved.projection is not None else saved.key.difference(key)
     if difference is not None:
         raise UserError(f"{what} {path}: it was measured with {difference}; expected one of this device and target")
+    return saved
+
+
+def add_drafting(saved: SavedCostModel, drafting: Drafting) -> SavedCostModel:
+    """Add a drafting to a saved model, beside what other processes have added to it meanwhile; returns what is saved.
+
+    Of one drafting that was measured twice, the predictors and estimators that were saved first stay.
+
+    Raises:
+        UserError: it cannot be written, or what is there is damaged.
+    """
+    path = path_of(saved.key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / LOCK, timeout=PATIENCE_SECONDS):
+            there = find_cost_model(saved.key)
+            if there is not None and there.measured == saved.measured:
+                saved = there
+            own = next((each for each in saved.draftings if each.is_for(drafting.identity)), None)
+            if own is not None:
+                drafting = dataclasses.replace(
+                    own,
+                    predicting={**drafting.predicting, **own.predicting},
+                    estimating={**drafting.estimating, **own.estimating},
+                )
+            saved = saved.with_drafting(drafting)
+            save_cost_model(saved)
+    except Timeout:
+        raise UserError(f"{path.parent}: another process is writing there; expected one at a time") from None
+    except (OSError, NotImplementedError) as error:
+        raise UserError(f"cost model {path}: cannot be written ({error})") from error
     return saved
 
 

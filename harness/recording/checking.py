@@ -41,6 +41,7 @@ class _Manifest:
 
     suite: str
     target: str
+    widened: Count
     target_sha256: str
     target_facts: dict[str, Any]
     dtype: str
@@ -55,6 +56,8 @@ class _Manifest:
     predictors: list[str]
     estimators: list[str]
     states: bool
+    estimators_sha256: list[str | None] | None = None
+    estimators_folders: list[str | None] | None = None
 
 
 _MANIFEST = TypeAdapter(_Manifest)

@@ -109,12 +109,12 @@ class RecordingWriter:
                     f"--resume: {folder} was recorded with {key} = {found.get(key)!r}, now it is "
                     f"{manifest.get(key)!r}; expected the same command"
                 )
+        if not resume:  # first of all, so that what a kill leaves can be gone on with or begun again
+            write_json(folder / MANIFEST, manifest)
         try:
             (folder / REQUESTS).mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"--output {folder}: cannot be written ({error.strerror})") from error
-        if not resume:
-            write_json(folder / MANIFEST, manifest)
         self.entries = read_index(folder) if resume else []
         write_text(folder / INDEX, "".join(json.dumps(asdict(entry)) + "\n" for entry in self.entries))
 

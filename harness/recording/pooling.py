@@ -12,6 +12,7 @@ from ecospec.harness.recording.folder import MANIFEST, Recording, open_recording
 SHARED = (
     *("target", "widened", "target_sha256", "target_facts", "geometry", "dtype"),
     *("drafter_spec", "drafter_sha256", "drafter_facts", "draft_steps", "draft_topk"),
+    *("chat_template", "chat_template_sha256", "chat_switches", "system_prompt", "eos"),
     *("temperature", "top_p", "top_k", "seed", "max_new_tokens"),
     *("predictors", "predictor_sha256", "estimators", "estimators_sha256"),
 )

@@ -8,11 +8,29 @@ from pathlib import Path
 
 from ecospec.errors import UserError
 from ecospec.harness.config import RunConfig
+from ecospec.harness.outputs import check_folder
 from ecospec.harness.plugins import load_plugins
 from ecospec.harness.recording.folder import MANIFEST, check_output
 from ecospec.harness.recording.recorder import Recorder
 from ecospec.harness.several import named_suites, suites_asked
+from ecospec.harness.writing import is_leftover, is_unused
 from ecospec.suites import SUITES
+
+
+def _check_new(output: Path, names: set[str]) -> None:
+    """Check the folder for several recordings: a new one, or one that a kill has left without any of them begun.
+
+    Raises:
+        UserError: it is in use, or cannot be made.
+    """
+    check_folder(f"--output {output}", output)
+    try:
+        there = [path for path in output.iterdir() if not is_leftover(path)] if output.exists() else []
+        used = any(path.name not in names or not path.is_dir() or not is_unused(path) for path in there)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be written ({error.strerror})") from error
+    if used:
+        raise UserError(f"--output {output}: not an empty folder; expected a new one, or --resume")
 
 
 def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -> dict[Path, Recorder]:
@@ -32,8 +50,10 @@ def prepare_all(config: RunConfig, estimators: Sequence[str], *, states: bool) -
     if (output / MANIFEST).exists():
         raise UserError(f"--output {output}: a recording of one suite; expected another folder for {len(names)} suites")
     begun = {name for name in names.values() if config.resume and (output / name / MANIFEST).exists()}
-    if not begun:
-        check_output(output, resume=config.resume)
+    if config.resume and not begun:
+        check_output(output, resume=True)  # says that there is nothing to go on with
+    if not config.resume:
+        _check_new(output, set(names.values()))
     for name in names.values():
         check_output(output / name, resume=name in begun)
     found: dict[Path, Recorder] = {}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ecospec.errors import UserError
 from ecospec.harness.recording.folder import Recording, open_recording
+from ecospec.harness.recording.pooling import folders_in
 from ecospec.harness.recording.steps import RecordedRequest
 from ecospec.policies.arrays import FloatArray
 from ecospec.predictors.acceptance import isotonic, learned
@@ -208,7 +209,7 @@ def fit_recordings(folders: Sequence[Path], *, seed: int = 0) -> FittedRecording
     Raises:
         UserError: the recordings are of different targets or drafters, or there are too few prompts.
     """
-    recordings = [open_recording(folder) for folder in folders]
+    recordings = [open_recording(each) for folder in folders for each in folders_in(folder)]
     facts = _shared_facts(recordings)
     requests: dict[str, dict[str, list[RecordedRequest]]] = {}
     suites: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -267,5 +267,5 @@ def save_head(
     tensors["d2t"] = torch.from_numpy(vocabulary - np.arange(len(vocabulary)))
     tensors["t2d"] = torch.zeros(target_vocab, dtype=torch.bool)
     tensors["t2d"][torch.from_numpy(vocabulary)] = True
-    save_file(tensors, folder / "model.safetensors")
+    (folder / "model.safetensors").write_bytes(save(tensors))
     (folder / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ecospec.errors import UserError
 from ecospec.predictors.acceptance.folder import WEIGHTS, FittedFolder, temperature_key
@@ -19,8 +19,8 @@ from ecospec.predictors.acceptance.learned import KIND, Weights
 def write_weights(folder: Path, by_temperature: Mapping[str, Weights]) -> str:
     """Write all sets; returns the file's SHA-256."""
     tensors = {f"{key}.{name}": array for key, each in by_temperature.items() for name, array in asdict(each).items()}
-    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / WEIGHTS)
-    (folder / WEIGHTS).chmod(0o644)  # the library leaves it to its owner alone
+    # Not by the library's own writing, whose errors are no OSError.
+    (folder / WEIGHTS).write_bytes(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
     return _sha256(folder / WEIGHTS)
 
 

@@ -79,6 +79,19 @@ def test_what_is_saved_is_found_for_exactly_its_target_drafter_and_temperature(t
     assert path_of(reordered, "0") == path
 
 
+@pytest.mark.parametrize("how", ["file", "broken link"])
+def test_what_is_no_folder_is_said_to_be_none(how: str) -> None:
+    path = save_estimators(FACTS_OF, "0", some_files("a"))
+    shutil.rmtree(path)
+    if how == "file":
+        path.write_text("text")
+    else:
+        path.symlink_to(path.parent / "nowhere")
+    with pytest.raises(UserError, match="no folder, as saved acceptance estimators are"):
+        find_estimators(FACTS_OF, 0.0)
+    assert saved_temperatures(FACTS_OF) == []
+
+
 def test_without_the_variable_they_lie_beside_the_cost_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ECOSPEC_COST_MODELS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

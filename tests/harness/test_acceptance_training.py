@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ecospec.harness.recording.folder import open_recording
-from ecospec.harness.training.acceptance import DRAFT, examples_of, fit, gather, steps_of
+from ecospec.harness.training.acceptance import DRAFT, examples_of, fit, fit_recordings, gather, steps_of
 from ecospec.predictors.acceptance import isotonic, learned
+from ecospec.predictors.acceptance.weights import write_weights
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def recorded(command: Callable[..., Any], parts: tuple[object, ...], tmp_path: P
         return tmp_path / name
 
     return run
+
+
+def test_a_folder_of_recordings_stands_for_all_of_them(recorded: Callable[..., Path], tmp_path: Path) -> None:
+    recorded("all/rec", "--states")
+    one = fit_recordings([tmp_path / "all" / "rec"])
+    assert fit_recordings([tmp_path / "all"]).prompts == one.prompts
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        write_weights(tmp_path / "nowhere", {})
 
 
 def test_steps_are_what_was_recorded(recorded: Callable[..., Path]) -> None:

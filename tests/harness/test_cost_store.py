@@ -22,7 +22,14 @@ from ecospec.harness.costs.saved import (
     StepRest,
     read_cost_model,
 )
-from ecospec.harness.costs.store import find_cost_model, load_cost_model, path_of, save_cost_model, store_folder
+from ecospec.harness.costs.store import (
+    add_drafting,
+    find_cost_model,
+    load_cost_model,
+    path_of,
+    save_cost_model,
+    store_folder,
+)
 from ecospec.policies import CostModel
 
 KEY = CostKey(
@@ -127,6 +134,27 @@ def test_a_projection_is_of_no_device_and_says_so(tmp_path: Path) -> None:
     assert load_cost_model(path, dataclasses.replace(KEY, device="other")).projection == "4.8 TB/s, 37.75 MB an expert"
     assert projected.manifest()["projection"] == "4.8 TB/s, 37.75 MB an expert"
     assert SAVED.manifest()["projection"] is None
+
+
+def test_two_processes_that_add_to_one_model_lose_nothing() -> None:
+    save_cost_model(SAVED)
+    # Both began with what is saved now, and each has measured an estimator.
+    first = dataclasses.replace(DRAFTING, estimating={"learned": 0.0005})
+    slower = dataclasses.replace(PREDICTING, predict=0.009)
+    second = dataclasses.replace(
+        DRAFTING, predicting={"feature": slower, "own": PREDICTING}, estimating={"isotonic": 1e-4}
+    )
+    add_drafting(SAVED, first)
+    found = add_drafting(SAVED, second)
+    assert found == find_cost_model(KEY)
+    (drafting,) = found.draftings
+    assert drafting.estimating == {"learned": 0.0005, "isotonic": 1e-4}
+    assert drafting.predicting == {"feature": PREDICTING, "own": PREDICTING}  # what was saved first stays
+    other = dataclasses.replace(DRAFTING, draft_steps=5)
+    assert add_drafting(SAVED, other).draftings == (drafting, other)
+    # Measured anew meanwhile: a drafting of the older measurement goes with that.
+    save_cost_model(dataclasses.replace(SAVED, measured="2031-01-01T00:00:00+00:00", draftings=(other,)))
+    assert add_drafting(SAVED, first).draftings == (dataclasses.replace(DRAFTING, estimating={"learned": 0.0005}),)
 
 
 def test_what_a_policy_gets_of_it() -> None:

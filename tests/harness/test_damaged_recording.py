@@ -26,7 +26,7 @@ GEOMETRY = {"moe_layers": 1, "experts": 8, "top_k": 2, "vocab_size": 100}
 FACTS: dict[str, Any] = {
     **{"suite": "gsm8k", "target": "tiny", "target_sha256": "a" * 64, "target_facts": {}, "dtype": "float32"},
     **{"geometry": GEOMETRY, "drafter_spec": "tiny", "drafter_sha256": None, "drafter_facts": {}},
-    **{"draft_steps": 3, "draft_topk": 2, "temperature": 0.0, "outputs": 3, "states": True},
+    **{"draft_steps": 3, "draft_topk": 2, "temperature": 0.0, "outputs": 3, "states": True, "widened": 1},
     **{"predictors": ["mine"], "estimators": ["its"]},
 }
 
@@ -108,6 +108,17 @@ def test_a_manifest_without_a_key_or_with_another_type_is_refused(folder: Path, 
     kinds = {int: int, float: int | float, type(None): str | None}
     kind = kinds.get(type(whole[key]), type(whole[key]))
     assert all(isinstance(each, kind) for each in taken)
+
+
+@pytest.mark.parametrize("key", ["estimators_sha256", "estimators_folders"])
+@pytest.mark.parametrize("wrong", [5, True, "ab", [1]])
+def test_what_an_estimator_was_read_from_is_a_list_of_texts(folder: Path, key: str, wrong: object) -> None:
+    path = folder / "manifest.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**whole, key: wrong}), encoding="utf-8")
+    assert key in refused(folder, "manifest.json")
+    path.write_text(json.dumps({**whole, key: [None]}), encoding="utf-8")
+    read_all(folder)
 
 
 @pytest.mark.parametrize("key", ["moe_layers", "experts", "top_k"])

@@ -84,6 +84,44 @@ def test_recordings_that_do_not_belong_together_are_refused(
         assert ran.code == 2
         assert expected in ran.err
         assert "Traceback" not in ran.err
+    record("--suite", "aime25", "--output", "d")
+    path = tmp_path / "d" / "manifest.json"
+    other = {**json.loads(path.read_text(encoding="utf-8")), "system_prompt": "You are a pirate."}
+    path.write_text(json.dumps(other), encoding="utf-8")
+    ran = command("replay", "a", "d", "--policy", "confidence")
+    assert ran.code == 2
+    assert "system_prompt = 'You are a pirate.'" in ran.err
     ran = record("--suite", "gsm8k,amc", "--output", "a")
     assert ran.code == 2
     assert "a recording of one suite" in ran.err
+
+
+def test_what_a_kill_leaves_before_anything_is_recorded_is_no_obstacle(
+    record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rec" / "amc").mkdir(parents=True)
+    (tmp_path / "rec" / "amc" / ".lock").touch()
+    ran = record("--suite", "amc,gsm8k", "--output", "rec", "--resume")
+    assert ran.code == 2
+    assert "no recording" in ran.err
+    # Killed as its second suite begins: the manifest is what is written first.
+    real = Path.mkdir
+
+    def killed(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name == "requests" and path.parent.name == "gsm8k":
+            raise KeyboardInterrupt
+        real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", killed)
+        ran = record("--suite", "amc,gsm8k", "--output", "rec")
+    assert ran.code == 130
+    assert (tmp_path / "rec" / "gsm8k" / "manifest.json").exists()
+    assert not (tmp_path / "rec" / "gsm8k" / "requests").exists()
+    ran = record("--suite", "amc,gsm8k", "--output", "rec", "--resume")
+    assert ran.code == 0, ran.err
+    (tmp_path / "used" / "amc").mkdir(parents=True)
+    (tmp_path / "used" / "amc" / "mine.txt").touch()
+    ran = record("--suite", "amc,gsm8k", "--output", "used")
+    assert ran.code == 2
+    assert "not an empty folder" in ran.err

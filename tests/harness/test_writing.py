@@ -102,6 +102,20 @@ def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
     assert other() == "in"
     assert is_unused(tmp_path)  # a lock is nothing
     (tmp_path / ".manifest.json.partial").write_text("{")
+    (tmp_path / ".manifest.json.4711.partial").write_text("{")
     assert is_unused(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     assert not is_unused(tmp_path)
+
+
+def test_two_processes_can_write_one_file_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ecospec.harness.writing import write_text\n"
+        "for _ in range(300): write_text(Path(sys.argv[1]), sys.argv[2] * 2000)"
+    )
+    path = tmp_path / "one.json"
+    both = [subprocess.Popen([sys.executable, "-c", code, str(path), each], stderr=subprocess.PIPE) for each in "ab"]
+    assert [process.communicate()[1] for process in both] == [b"", b""]
+    assert [process.returncode for process in both] == [0, 0]
+    assert path.read_text() in ("a" * 2000, "b" * 2000)
+    assert [each.name for each in tmp_path.iterdir()] == ["one.json"]
