@@ -53,7 +53,7 @@ from ecospec.harness.stopping import StopRule, token_limit
 from ecospec.harness.unused import SAMPLING, say_unused, unused_options
 from ecospec.policies import AcceptanceNeed
 from ecospec.predictors.acceptance.asking import AskedEstimator
-from ecospec.predictors.acceptance.folder import temperature_key
+from ecospec.predictors.acceptance.folder import prompt_key, temperature_key
 
 MAX_GEN_TOKS = 256
 """Most tokens of an output where a task does not say, as in lm-eval's own models."""
@@ -207,7 +207,10 @@ class EcospecLM(TemplateLM):
     def _decode(self, streams: Sequence[Stream]) -> list[Generation]:
         if self.method is None:
             return decode_ar_batch(self._target, streams)
-        return decode_speculative_batch(self._target, self._method_at(streams[0].chooser.sampling.temperature), streams)
+        method = self._method_at(streams[0].chooser.sampling.temperature)
+        if self._estimators and method.estimator is not None:
+            method.estimator.check_prompts({prompt_key(each.prompt): each.chooser.request for each in streams})
+        return decode_speculative_batch(self._target, method, streams)
 
     def _method_at(self, temperature: float) -> Speculation:
         """The method, with estimates of acceptance for this temperature where it looks at them."""

@@ -12,8 +12,10 @@ from lm_eval.api.instance import Instance
 from tiny_checkpoints import Checkpoints
 from written_costs import fixed_costs
 
+from ecospec.errors import UserError
 from ecospec.harness.lm_eval_model import EcospecLM
 from ecospec.harness.records import read_records
+from ecospec.predictors.acceptance.folder import prompt_key
 
 POLICIES = "adaptive,throughput,optimal,clairvoyant"
 
@@ -77,3 +79,8 @@ def test_lm_eval_runs_a_policy_that_weighs_time(checkpoints: Checkpoints, tmp_pa
     warm = Instance("generate_until", {}, ("one two", {"until": [], "do_sample": True, "temperature": 0.7}), 0)
     assert model.generate_until([warm])
     assert set(model._estimators) == {0.0, 0.7}
+    # An estimator is not judged by what it was fitted to, here either.
+    seen = prompt_key(model.tok_encode("one two three"))
+    model._estimators[0.0]._fitted_on = frozenset({seen})
+    with pytest.raises(UserError, match="was fitted to 1 of these 1 prompts"):
+        model.generate_until([request])
