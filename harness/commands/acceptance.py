@@ -18,7 +18,7 @@ MOST_THREADS = 1024
     required=True,
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Folder that 'ecospec-bench record' wrote; repeat it for several.",
+    help="Folder that 'ecospec-bench record' wrote, or one of several of them; repeat it for more.",
 )
 @click.option(
     "--output",
@@ -45,6 +45,7 @@ def train_acceptance(recordings: tuple[Path, ...], output: Path | None, seed: in
     from ecospec.harness.training.acceptance import fit_recordings
     from ecospec.harness.training.acceptance_card import card_text
     from ecospec.harness.training.acceptance_files import save, write_into
+    from ecospec.suites import EMBEDDED
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -60,6 +61,10 @@ def train_acceptance(recordings: tuple[Path, ...], output: Path | None, seed: in
         click.echo(f"in {output}: --acceptance {'isotonic' if missing else 'learned'}:path={output}")
     for key, folder in saved.items():
         names = "isotonic" if key in missing else "learned, the default, or isotonic"
+        if found.target == EMBEDDED:  # which has its own
+            name = names.partition(",")[0]
+            click.echo(f"saved in {folder}: runs of the embedded target take it by --acceptance {name}:path={folder}")
+            continue
         click.echo(
             f"saved in {folder}: runs of this target and drafter at temperature {key} find it by --acceptance {names}"
         )

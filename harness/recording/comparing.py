@@ -255,7 +255,8 @@ def _notes(
         f"{manifest['target']}, T = {manifest['temperature']:g}; α and E are those of a live run"
     ]
     if len(recordings) > 1:
-        notes.append("α and E are pooled over the steps of all suites, speed-ups over their seconds")
+        pooled = "α and E are pooled over the steps of all suites"
+        notes.append(pooled if costs is None else f"{pooled}, speed-ups over their seconds")
     without = sum(request.positions == 0 for request in requests)
     if without:
         notes.append(f"{without} of {len(requests)} outputs ended at their first token: they have no step")

@@ -27,8 +27,9 @@ def nothing_fitted(name: str) -> UserError:
     """The error of an estimator for which there is nothing to load, with the two commands that make it."""
     return UserError(
         f"acceptance estimator {name!r}: nothing fitted belongs to this target and drafter; expected "
-        "'ecospec-bench record --suite SUITE --target TARGET --drafter DRAFTER --acceptance draft --states --output "
-        "RECORDING' and 'ecospec-bench train acceptance --recording RECORDING' first (docs/acceptance.md), or "
+        "'ecospec-bench record --suite SUITE --target TARGET --drafter DRAFTER --predictor PREDICTOR --acceptance "
+        "draft --states --output RECORDING' and 'ecospec-bench train acceptance --recording RECORDING' first "
+        "(docs/acceptance.md), or "
         f"{name}:path=FOLDER, or --acceptance draft"
     )
 
