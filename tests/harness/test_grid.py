@@ -19,7 +19,7 @@ from ecospec.suites import SUITES
 def grid_of(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Grid]:
     """The grid that a command line asks for, instead of a sweep."""
     asked: list[Grid] = []
-    monkeypatch.setattr(sweeping, "sweep_command", lambda grid: asked.append(grid) or 0)
+    monkeypatch.setattr(sweeping, "sweep_command", lambda grid, named=(): asked.append(grid) or 0)
 
     def read(*arguments: object) -> Grid:
         ran = command("sweep", *arguments)

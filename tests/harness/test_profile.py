@@ -52,7 +52,7 @@ def profile(command: Callable[..., Any], checkpoints: Checkpoints) -> Callable[.
 
 
 def saved_models() -> list[Path]:
-    return list(store_folder().iterdir()) if store_folder().exists() else []
+    return sorted(store_folder().glob("*.json"))
 
 
 def test_a_profile_leaves_its_figures_and_a_model_for_later_runs(

@@ -133,7 +133,7 @@ def test_an_interrupted_trace_goes_on_to_the_same_files(
         (("--suite", "amc", "--policy", "marginal"), "No such option"),
         (("--suite", "one.yaml,two.yaml"), "two suites are called mine"),
         (("--suite", "three.yaml", "--text", "texts.jsonl"), "--text texts.jsonl and a suite that is called text"),
-        (("--suite", "amc", "--limit", 1, "--output", "empty.jsonl/trace"), "cannot be written (Not a directory)"),
+        (("--suite", "amc", "--limit", 1, "--output", "empty.jsonl/trace"), "is a file; expected a folder"),
     ],
 )
 def test_a_mistake_is_one_line(
