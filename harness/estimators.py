@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ecospec.errors import UserError
@@ -12,7 +13,7 @@ from ecospec.harness.acceptance_store import find_estimators, saved_temperatures
 from ecospec.harness.distributed import from_rank_0
 from ecospec.predictors.acceptance.builtin import Isotonic, Learned
 from ecospec.predictors.acceptance.contract import AcceptanceEstimator, SavedFolder
-from ecospec.predictors.acceptance.folder import drafter_facts, temperature_key
+from ecospec.predictors.acceptance.folder import SHIPPED, drafter_facts, read_facts, temperature_key
 from ecospec.predictors.checkpoint import target_facts
 from ecospec.predictors.contract import TargetView
 
@@ -20,17 +21,33 @@ from ecospec.predictors.contract import TargetView
 def saved_for(estimator: AcceptanceEstimator, target: TargetView, temperature: float) -> SavedFolder | None:
     """What 'train acceptance' has saved for a target and drafter.
 
-    None where the estimator reads no such folder, its user named one, the target has one of its own (the embedded
-    one), or nothing is saved: `bind` then says what is missing.
+    None where the estimator reads no such folder, its user named one, one ships with the target and this drafter (the
+    embedded ones), or nothing is saved: `bind` then says what is missing.
 
     Raises:
         UserError: something is saved, but for other temperatures.
     """
-    if not isinstance(estimator, Isotonic | Learned) or estimator.path is not None or target.bundle is not None:
+    if not isinstance(estimator, Isotonic | Learned) or estimator.path is not None:
         return None
     if isinstance(estimator, Learned) and target.drafter is None:
         return None
-    return saved_of(estimator.name, target_facts(target), drafter_facts(target), temperature)
+    drafter = drafter_facts(target)
+    if target.bundle is not None and shipped_with(target.bundle, drafter) is not None:
+        return None
+    return saved_of(estimator.name, target_facts(target), drafter, temperature)
+
+
+def shipped_with(bundle: Path, drafter: Mapping[str, Any]) -> Path | None:
+    """The folder of the estimators that ship with a target, if they were fitted for this drafter.
+
+    Args:
+        bundle: folder of what ships with the target. drafter: see `drafter_facts`.
+
+    Raises:
+        UserError: the folder is damaged.
+    """
+    folder = bundle / SHIPPED
+    return folder if folder.is_dir() and read_facts(folder).get("drafter") == drafter else None
 
 
 def saved_of(

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ecospec.errors import UserError, nearest
+from ecospec.harness.yaml_file import read_yaml
 
 
 def take_defaults(ctx: click.Context, said: str, path: Path, joined: tuple[str, ...] = ()) -> None:
@@ -47,20 +48,7 @@ def take_defaults(ctx: click.Context, said: str, path: Path, joined: tuple[str, 
 
 def _entries(said: str, path: Path) -> dict[Any, Any]:
     """The file's keys and values, each key once."""
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"{said}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{said}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(raw, dict) or not isinstance(tree, yaml.MappingNode):
-        raise UserError(f"{said}: expected 'option: value' lines, found a {type(raw).__name__}")
-    names = [str(key.value).replace("-", "_") for key, _ in tree.value]  # what a dict has already merged
-    for key in raw:
-        times = names.count(str(key).replace("-", "_"))
-        if times > 1:
-            raise UserError(f"{said}: {key} is given {times} times, expected once")
-    return raw
+    found = read_yaml(said, path, lambda key: key.replace("-", "_"))
+    if not isinstance(found, dict):
+        raise UserError(f"{said}: expected 'option: value' lines, found a {type(found).__name__}")
+    return found

@@ -40,7 +40,7 @@ def write_text(path: Path, text: str) -> None:
             with suppress(FileNotFoundError):
                 os.unlink(partial)
             raise
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -81,11 +81,15 @@ def _write(path: Path, text: str, how: int) -> None:
         os.close(file)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Wait until a new name is on the disk too."""
-    if os.name != "posix":
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    if os.name != "posix" and path.is_dir():
         return
-    file = os.open(folder, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ecospec.errors import UserError
-from ecospec.harness.writing import LOCK
+from ecospec.harness.writing import LOCK, sync
 
 PATIENCE_SECONDS = 60.0
 """How long a writer waits for another; a folder is written in far less."""
@@ -39,11 +39,11 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             try:
                 fill(new)
                 for each in [*new.iterdir(), new]:
-                    _sync(each)
+                    sync(each)
                 if path.exists():
                     os.rename(path, _old(path))
                 os.rename(new, path)
-                _sync(path.parent)
+                sync(path.parent)
             finally:
                 _settle(path)
     except Timeout:
@@ -76,14 +76,3 @@ def _settle(path: Path) -> None:
         shutil.rmtree(_new(path))
     if _old(path).exists() and path.exists():  # else it is still the one that is read
         shutil.rmtree(_old(path))
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    if os.name != "posix" and path.is_dir():
-        return
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

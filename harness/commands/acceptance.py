@@ -42,6 +42,8 @@ def train_acceptance(recordings: tuple[Path, ...], output: Path | None, seed: in
     check_place(output)
     import torch
 
+    from ecospec.harness.estimators import shipped_with
+    from ecospec.harness.loading import embedded_folder
     from ecospec.harness.training.acceptance import fit_recordings
     from ecospec.harness.training.acceptance_card import card_text
     from ecospec.harness.training.acceptance_files import save, write_into
@@ -59,12 +61,12 @@ def train_acceptance(recordings: tuple[Path, ...], output: Path | None, seed: in
         click.echo(f"no learned estimator at temperature {', '.join(missing)}: recorded without the drafter's states")
     if output is not None:
         click.echo(f"in {output}: --acceptance {'isotonic' if missing else 'learned'}:path={output}")
+    shipped = found.target == EMBEDDED and shipped_with(embedded_folder() / "predictor", found.facts["drafter"])
     for key, folder in saved.items():
         names = "isotonic" if key in missing else "learned, the default, or isotonic"
-        if found.target == EMBEDDED:  # which has its own
-            name = names.partition(",")[0]
-            click.echo(f"saved in {folder}: runs of the embedded target take it by --acceptance {name}:path={folder}")
-            continue
-        click.echo(
-            f"saved in {folder}: runs of this target and drafter at temperature {key} find it by --acceptance {names}"
-        )
+        how = f"runs of this target and drafter at temperature {key} find it by --acceptance {names}"
+        if shipped:  # which comes first
+            how = (
+                f"the embedded target has its own, so name this by --acceptance {names.partition(',')[0]}:path={folder}"
+            )
+        click.echo(f"saved in {folder}: {how}")

@@ -68,7 +68,7 @@ def fitted_for(spec: str, recordings: Sequence[Recording]) -> FittedEstimator | 
     estimator = load_plugins().create_estimator(spec)
     if not isinstance(estimator, Isotonic | Learned):  # another's of that name
         return None
-    from ecospec.harness.estimators import saved_of
+    from ecospec.harness.estimators import saved_of, shipped_with
     from ecospec.harness.loading import embedded_folder
     from ecospec.harness.manifest import checkpoint_hash
     from ecospec.predictors.acceptance import isotonic, weights
@@ -78,7 +78,7 @@ def fitted_for(spec: str, recordings: Sequence[Recording]) -> FittedEstimator | 
     facts = [manifest.get(f"{name}_facts") or {} for name in ("target", "drafter")]
     folder: Path | None = estimator.path
     if folder is None and manifest["target"] == EMBEDDED:
-        folder = embedded_folder() / "predictor" / "acceptance"
+        folder = shipped_with(embedded_folder() / "predictor", facts[1])
     if folder is None:
         saved = saved_of(estimator.name, facts[0], facts[1], temperature)
         if saved is None:

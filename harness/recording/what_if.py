@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
@@ -23,6 +22,7 @@ from ecospec.harness.checked import first_problem
 from ecospec.harness.costs.projected import projected_for
 from ecospec.harness.costs.saved import SavedCostModel, read_cost_model
 from ecospec.harness.recording.steps import RecordedRequest
+from ecospec.harness.yaml_file import read_yaml
 from ecospec.policies import CostModel, ExpertSets, count_pairs
 from ecospec.policies.growing import grow_by_score
 
@@ -140,18 +140,7 @@ def read_projection(path: Path) -> Projection:
     Raises:
         UserError: it cannot be read, or a value is missing, unknown or out of bounds.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        found, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"--cost-model {path}: not readable ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"--cost-model {path}: not readable ({one_line(error)})") from error
-    # A dict has already merged them.
-    names = [str(key.value) for key, _ in tree.value] if isinstance(tree, yaml.MappingNode) else []
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"--cost-model {path}: {twice} is given {names.count(twice)} times, expected once")
+    found = read_yaml(f"--cost-model {path}", path)
     try:
         return TypeAdapter(Projection).validate_python(found)
     except (ValidationError, OverflowError) as error:  # the latter of an integer that no float can hold

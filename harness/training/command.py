@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ecospec.errors import UserError
+from ecospec.harness.outputs import check_folder
 
 
 def check_training(options: dict[str, Any]) -> None:
@@ -50,13 +51,7 @@ def check_training(options: dict[str, Any]) -> None:
     if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
         found = "a" if torch.cuda.is_available() else "no"
         raise UserError(f"--device {device}: expected cpu, or cuda where there is one; {found} CUDA device is present")
-    output: Path = options["output"]
-    try:
-        nearest_there = next(path for path in (output, *output.absolute().parents) if path.exists())
-        if not nearest_there.is_dir():
-            raise UserError(f"--output {output}: {nearest_there} is a file; expected a folder")
-    except OSError as error:
-        raise UserError(f"--output {output}: not usable ({error.strerror})") from error
+    check_folder(f"--output {options['output']}", options["output"])
 
 
 def train_command(kind: str, options: dict[str, Any]) -> None:

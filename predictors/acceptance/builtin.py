@@ -9,6 +9,7 @@ from ecospec.errors import UserError
 from ecospec.policies import hookimpl
 from ecospec.policies.arrays import FloatArray
 from ecospec.predictors.acceptance.contract import AcceptanceEstimator, AcceptanceRequest, BoundEstimator
+from ecospec.predictors.acceptance.folder import SHIPPED
 from ecospec.predictors.contract import TargetView
 
 _PATH_HELP = "folder that 'ecospec-bench train acceptance' wrote; default: the one saved for the target and drafter"
@@ -20,7 +21,7 @@ def _folder(estimator: AcceptanceEstimator, path: Path | None, target: TargetVie
         return path
     if target.bundle is None:
         raise nothing_fitted(estimator.name)
-    return target.bundle / "acceptance"
+    return target.bundle / SHIPPED
 
 
 def nothing_fitted(name: str) -> UserError:

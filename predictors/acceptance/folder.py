@@ -18,6 +18,8 @@ from ecospec.predictors.contract import TargetView
 
 KIND, SCHEMA = "ecospec acceptance", 1
 FACTS, WEIGHTS, CARD, PLOT = "acceptance.json", "acceptance.safetensors", "CARD.md", "reliability.svg"
+SHIPPED = "acceptance"
+"""Under the folder of what ships with a target."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,11 @@ def open_folder(folder: Path, target: TargetView) -> FittedFolder:
     return read_folder(folder, target_facts(target), drafter_facts(target))
 
 
-def read_folder(folder: Path, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> FittedFolder:
-    """Read what was fitted, and check that it was for a target and drafter.
-
-    Args:
-        target: see `target_facts`. drafter: see `drafter_facts`.
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What a folder says of what was fitted.
 
     Raises:
-        UserError: it cannot be read, or was fitted for another target or drafter.
+        UserError: it cannot be read, or is another thing's.
     """
     path = folder / FACTS
     try:
@@ -97,6 +96,19 @@ def read_folder(folder: Path, target: Mapping[str, Any], drafter: Mapping[str, A
         raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
     if not isinstance(facts, dict) or facts.get("kind") != KIND or facts.get("schema") != SCHEMA:
         raise UserError(f"{path}: not fitted acceptance of this version; expected kind {KIND!r}, schema {SCHEMA}")
+    return facts
+
+
+def read_folder(folder: Path, target: Mapping[str, Any], drafter: Mapping[str, Any]) -> FittedFolder:
+    """Read what was fitted, and check that it was for a target and drafter.
+
+    Args:
+        target: see `target_facts`. drafter: see `drafter_facts`.
+
+    Raises:
+        UserError: it cannot be read, or was fitted for another target or drafter.
+    """
+    facts = read_facts(folder)
     for what, expected in (("target", target), ("drafter", drafter)):
         found = facts.get(what)
         for name, value in expected.items():

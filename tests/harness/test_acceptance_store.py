@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ecospec.errors import UserError
-from ecospec.harness import writing_folders
+from ecospec.harness import writing, writing_folders
 from ecospec.harness.acceptance_store import (
     acceptance_folder,
     find_estimators,
@@ -29,7 +29,7 @@ from ecospec.harness.manifest import checkpoint_hash
 from ecospec.harness.training.acceptance_card import reliability_figure, reliability_of, reliability_svg
 from ecospec.harness.writing_folders import found_folder, write_folder
 from ecospec.predictors.acceptance.builtin import Draft, Isotonic, Learned
-from ecospec.predictors.acceptance.folder import FACTS, drafter_facts
+from ecospec.predictors.acceptance.folder import FACTS, KIND, SCHEMA, drafter_facts
 from ecospec.predictors.checkpoint import target_facts
 from ecospec.predictors.contract import TargetView
 
@@ -134,6 +134,7 @@ def test_a_kill_at_any_moment_leaves_the_old_folder_or_the_new_one(
         clock = [last]
         with monkeypatch.context() as patch:
             patch.setattr(writing_folders, "os", Dying(os, clock))
+            patch.setattr(writing, "os", Dying(os, clock))
             patch.setattr(writing_folders, "shutil", Dying(shutil, clock))
             try:
                 write_folder(path, some_files("new"))
@@ -184,7 +185,12 @@ def test_only_an_estimator_that_lacks_a_folder_gets_the_saved_one(tmp_path: Path
     assert found.folder == path
     assert with_folder(Isotonic(), found) == Isotonic(path)
     assert saved_for(Isotonic(tmp_path), view, 0.0) is None
-    assert saved_for(Isotonic(), replace(view, bundle=tmp_path), 0.0) is None  # the embedded target has its own
+    # The embedded target has its own, for its own head.
+    (tmp_path / "acceptance").mkdir()
+    for drafter, own in (({"weights_sha256": "ab"}, False), (drafter_facts(view), True)):
+        facts = {"kind": KIND, "schema": SCHEMA, "drafter": drafter}
+        (tmp_path / "acceptance" / FACTS).write_text(json.dumps(facts))
+        assert (saved_for(Isotonic(), replace(view, bundle=tmp_path), 0.0) is None) == own
     assert saved_for(Learned(), view, 0.0) is None  # reads states, of which this drafter has none
     assert saved_for(Draft(), view, 0.0) is None
     with pytest.raises(UserError, match=r"one saved at temperature 0, not at 0\.5; expected one of these"):
