@@ -98,5 +98,11 @@ def read_runs(folder: Path) -> list[RunData]:
     return sorted(runs, key=lambda run: (_place(run.name, asked), str(run.manifest.get("started", ""))))
 
 
+def not_begun(folder: Path, runs: Sequence[RunData]) -> list[str]:
+    """The runs that were asked for into a folder of several and of which nothing is there yet."""
+    there = {run.name for run in runs}
+    return [] if (folder / MANIFEST).is_file() else [name for name in named_runs(folder) if name not in there]
+
+
 def _place(name: str, names: Sequence[str]) -> int:
     return names.index(name) if name in names else len(names)

@@ -34,7 +34,7 @@ def report(run: Path, kind: str, output: Path | None) -> None:
     folder of several runs or of a sweep.
     """
     from ecospec.harness.report_writing import rendered, write_page
-    from ecospec.harness.run_reading import read_runs
+    from ecospec.harness.run_reading import not_begun, read_runs
 
     if output is not None:
         check_file(f"--output {output}", output)
@@ -42,6 +42,8 @@ def report(run: Path, kind: str, output: Path | None) -> None:
     for each in runs:
         if each.missing:
             click.echo(f"ecospec-bench: {each.name}: {each.unfinished}", err=True)
+    for name in not_begun(run, runs):
+        click.echo(f"ecospec-bench: {name}: not begun, so that nothing of it is counted", err=True)
     try:
         if kind == "html":
             click.echo(f"written to {write_page(run, runs, output)}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ecospec.errors import UserError
 from ecospec.harness.records import PromptRecord, read_records
-from ecospec.harness.run_folder import MANIFEST, RECORDS, SUITES_FILE, finished_prompts, read_manifest
+from ecospec.harness.run_folder import MANIFEST, RECORDS, finished_prompts, named_runs, read_manifest
 
 REPORT = "report.json"
 
@@ -130,23 +130,23 @@ def read_run_folders(folder: Path) -> list[Run]:
         UserError: there is none, one is not finished, or one is damaged.
     """
     if (folder / MANIFEST).is_file():
-        return [_read_run(folder, None)]
-    names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
-    if (folder / SUITES_FILE).is_file():
-        try:
-            names = [str(name) for name in json.loads((folder / SUITES_FILE).read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise UserError(f"{folder / SUITES_FILE} is damaged ({error})") from error
+        return [_read_run(folder, None, folder)]
+    together = named_runs(folder)
+    names = together or sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
         raise UserError(f"{folder} holds no run (no manifest.json); expected a run folder, or a file of --save")
-    return [_read_run(folder / name, name) for name in names]
+    return [_read_run(folder / name, name, folder if together else folder / name) for name in names]
 
 
-def _read_run(folder: Path, name: str | None) -> Run:
+def _read_run(folder: Path, name: str | None, asked: Path) -> Run:
+    """One run; ``asked`` is the folder of the command that it is of."""
+    unfinished_error = UserError(f"{folder} is not finished; expected ecospec-bench --resume {asked} first")
+    if folder != asked and not (folder / MANIFEST).is_file():  # not begun yet
+        raise unfinished_error
     manifest = read_manifest(folder / MANIFEST, option="compare")
     records_path, report_path = folder / RECORDS, folder / REPORT
     if not records_path.is_file() or not report_path.is_file():
-        raise UserError(f"{folder} is not finished; expected ecospec-bench --resume {folder} first")
+        raise unfinished_error
     records = read_records(records_path)
     try:
         report = json.loads(report_path.read_text(encoding="utf-8"))
@@ -169,6 +169,6 @@ def _read_run(folder: Path, name: str | None) -> Run:
     unfinished = {record.prompt_id for record in records} - finished_prompts(records, labels)
     # A report is of all prompts; one from before the run was gone on with says another number.
     if unfinished or not records or len({record.prompt_id for record in records}) != reported:
-        raise UserError(f"{folder} is not finished; expected ecospec-bench --resume {folder} first")
+        raise unfinished_error
     outputs = by_method([output_of(record) for record in records if record.method in labels])
     return Run(name or suite, manifest, layers, methods, outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -318,7 +319,11 @@ def test_folders_of_several_runs_are_paired_by_name(command: Callable[..., Any],
     (tmp_path / "new" / "amc" / "report.json").unlink()
     ran = command("compare", "base", "new")
     assert ran.code == 2
-    assert "new/amc is not finished; expected ecospec-bench --resume new/amc first" in ran.err
+    assert "new/amc is not finished; expected ecospec-bench --resume new first" in ran.err
+    shutil.rmtree(tmp_path / "new" / "amc")  # as before its first prompt
+    ran = command("compare", "base", "new")
+    assert ran.code == 2
+    assert "new/amc is not finished; expected ecospec-bench --resume new first" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,18 @@ def test_the_csv_has_a_line_a_method_and_numbers_as_numbers(bench: Callable[...,
     assert names.index("speedup_low") == names.index("speedup") + 1
     assert len(set(names)) == len(names)
     assert "decode_spread" not in names
+
+
+def test_what_was_not_begun_of_several_is_named(
+    bench: Callable[..., Any], command: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert bench("--limit", 1, "--output", "all", suite="gsm8k,amc").code == 0
+    assert "not begun" not in command("report", "all", "--format", "csv").err
+    shutil.rmtree(tmp_path / "all" / "amc")
+    ran = command("report", "all", "--format", "csv")
+    assert ran.code == 0
+    assert "ecospec-bench: amc: not begun, so that nothing of it is counted" in ran.err
+    assert "not begun" not in command("report", "all/gsm8k", "--format", "csv").err
 
 
 @pytest.mark.usefixtures("real_pages")
