@@ -102,8 +102,8 @@ def with_costs(
     priced = dict(speculations)
     for label, each in speculations.items():
         if each.policy.needs_cost_model:
-            asks = each.policy.acceptance is AcceptanceNeed.ESTIMATED and each.estimator is not None
-            estimator = each.estimator.name if asks and each.estimator is not None else None
+            asked = each.estimator if each.policy.acceptance is AcceptanceNeed.ESTIMATED else None
+            estimator = None if asked is None else asked.name
             priced[label] = dataclasses.replace(each, cost_model=saved.for_method(predictors[label], estimator))
     return priced
 
@@ -143,7 +143,8 @@ def _cost_model_for(
         with progress("profiling", steps_of(plan, subject)) as note:
             saved = profile(subject, plan, texts, note)
         replaced = replaced_by(saved)
-        _keep(saved, None)
+        if process_rank() == 0:
+            save_cost_model(saved)
         if replaced is not None:
             _say(replaced)
         _say(formula(saved))
@@ -236,11 +237,6 @@ def progress(what: str, steps: int) -> Iterator[Note]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task("", total=steps)
         yield lambda: bar.advance(task)
-
-
-def _keep(saved: SavedCostModel, path: Path | None) -> None:
-    if process_rank() == 0:
-        save_cost_model(saved, path)
 
 
 def _say(line: str) -> None:

@@ -327,7 +327,7 @@ def test_misuse_ends_in_one_line(record: Callable[..., Any], command: Callable[.
         "replay", "rec", "--cost-model", "bad.yaml"
     )
     (tmp_path / "bad.yaml").write_text("[1, 2", encoding="utf-8")
-    assert "not readable" in line("replay", "rec", "--cost-model", "bad.yaml")
+    assert "not YAML" in line("replay", "rec", "--cost-model", "bad.yaml")
     path = next((tmp_path / "rec" / "requests").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
     assert "not the file that was recorded" in line("replay", "rec")
